@@ -1,0 +1,53 @@
+# `make help` lists the targets. docs/ci.md says what the set-up does, docs/building.md how to build without it.
+SHELL := bash
+PYTHON ?= python3
+export PYTHON
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run setup test test-cpp test-python test-slow test-sanitize test-second-torch bench matrix format lint clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: setup ## Set up, build, and train a small GPT (ARGS="--steps 100 --device cpu" ...)
+	.venv/bin/python examples/train_gpt.py $(ARGS)
+
+setup: ## Set up .venv and install the package into it
+	tools/setup.sh run
+	@echo "compiling (some minutes the first time)"
+	.venv/bin/python -m pip install --quiet --no-build-isolation --no-deps --no-input -e .
+
+test: ## Everything below up to test-sanitize, on .venv
+	tools/test.sh
+
+lint: ## Formatting and lint
+	tools/test.sh lint
+
+test-cpp: ## C++ tests
+	tools/test.sh build cpp
+
+test-python: ## Python tests (PYTEST_ARGS="-k softcap" ...)
+	tools/test.sh build python
+
+test-sanitize: ## C++ tests under ASan + UBSan, and those of threads under TSan
+	tools/test.sh sanitize
+
+test-second-torch: ## The stated subset of the Python tests on Debian's torch
+	tools/test.sh second-torch
+
+test-slow: ## The wide sweeps too; takes long
+	PYTEST_ARGS="--full $(PYTEST_ARGS)" tools/test.sh build python
+
+bench: setup ## Times against torch's own attention
+	.venv/bin/python benchmarks/attention.py --device cpu --against torch $(ARGS)
+
+matrix: ## Run the Python tests and rewrite README.md's support matrix from their results
+	tools/test.sh matrix
+
+format: ## Rewrite the sources in the project's format
+	tools/setup.sh test
+	tools/lint.sh --fix
+
+clean: ## Remove build trees and what was built into the package; keeps the environments
+	rm -rf build dist out flash_attn/lib *.egg-info

@@ -1,0 +1,78 @@
+# Compile options of every target of this project: build type, warnings, sanitizers, C++ ABI, and the flags of each instruction set.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  if(FLASH_ATTN_SANITIZE)
+    # Assertions stay on; -O1 keeps the SIMD templates fast enough to be tested.
+    set(CMAKE_BUILD_TYPE Debug CACHE STRING "Build type" FORCE)
+    set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g" CACHE STRING "Flags of the sanitizer build" FORCE)
+  else()
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+  endif()
+endif()
+
+add_library(flash_attn_options INTERFACE)
+target_compile_features(flash_attn_options INTERFACE cxx_std_20)
+if(MSVC)
+  target_compile_options(flash_attn_options INTERFACE /W4 $<$<BOOL:${FLASH_ATTN_WERROR}>:/WX>)
+else()
+  target_compile_options(flash_attn_options INTERFACE -Wall -Wextra $<$<BOOL:${FLASH_ATTN_WERROR}>:-Werror>)
+endif()
+
+if(FLASH_ATTN_SANITIZE)
+  if(NOT FLASH_ATTN_SANITIZE MATCHES "^(address|undefined|address,undefined|thread)$")
+    message(FATAL_ERROR "FLASH_ATTN_SANITIZE is '${FLASH_ATTN_SANITIZE}'; accepted are address, undefined, "
+                        "address,undefined and thread.")
+  endif()
+  if(FLASH_ATTN_TORCH_DIR)
+    message(FATAL_ERROR "FLASH_ATTN_SANITIZE is for the core and its tests; leave FLASH_ATTN_TORCH_DIR unset.")
+  endif()
+  set(sanitizer_flags -fsanitize=${FLASH_ATTN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_compile_options(flash_attn_options INTERFACE ${sanitizer_flags})
+  target_link_options(flash_attn_options INTERFACE ${sanitizer_flags})
+endif()
+
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+# The instruction set of a file is the last part of its name, with an optional topic after it: isa_avx2.cpp,
+# isa_avx512_bf16.cpp, isa_avx2_backward.cpp, gemm_avx512.cpp.
+set(FLASH_ATTN_ISA_PATTERN "_(portable|avx512_bf16|avx512|avx2)(_[a-z0-9_]+)?\\.cpp$")
+
+set(flash_attn_is_x86 FALSE)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_SIZEOF_VOID_P EQUAL 8)
+  set(flash_attn_is_x86 TRUE)
+endif()
+
+if(MSVC)
+  set(flash_attn_flags_avx2 /arch:AVX2)
+  set(flash_attn_flags_avx512 /arch:AVX512)
+  set(flash_attn_flags_avx512_bf16 /arch:AVX512)
+else()
+  set(flash_attn_flags_avx2 -mavx2 -mfma -mf16c)
+  # GCC 12's own AVX-512 header reads an uninitialised variable on purpose (GCC bug 105593).
+  set(flash_attn_flags_avx512 ${flash_attn_flags_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -Wno-maybe-uninitialized)
+  set(flash_attn_flags_avx512_bf16 ${flash_attn_flags_avx512} -mavx512bf16)
+endif()
+set(flash_attn_flags_portable "")
+
+# Gives the files in the list `sources_var` the flags of their instruction set, removes those of sets that the target
+# processor does not have, and sorts the rest from the least set to the greatest. The order matters: of an inline function
+# or template that several files define the linker keeps the first, which so is one that every caller may execute.
+function(flash_attn_apply_isa_flags sources_var)
+  foreach(source IN LISTS ${sources_var})
+    set(isa none)
+    if(source MATCHES "${FLASH_ATTN_ISA_PATTERN}")
+      set(isa ${CMAKE_MATCH_1})
+      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${flash_attn_flags_${isa}})
+    endif()
+    list(APPEND of_${isa} ${source})
+  endforeach()
+  set(sorted ${of_none} ${of_portable})
+  if(flash_attn_is_x86)
+    list(APPEND sorted ${of_avx2} ${of_avx512} ${of_avx512_bf16})
+  endif()
+  set(${sources_var} ${sorted} PARENT_SCOPE)
+endfunction()

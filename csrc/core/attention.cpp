@@ -1,0 +1,63 @@
+// The public functions: validate, choose, run.
+#include "flash_attn/attention.h"
+
+#include "core/backend.h"
+#include "core/thread_pool.h"
+#include "core/validate.h"
+
+namespace flash_attn {
+
+const char* to_string(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::f16: return "float16";
+    case DType::bf16: return "bfloat16";
+    case DType::f32: return "float32";
+    case DType::f64: return "float64";
+    case DType::i32: return "int32";
+    case DType::i64: return "int64";
+  }
+  return "unknown";
+}
+
+std::int64_t size_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::f16:
+    case DType::bf16: return 2;
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::f64:
+    case DType::i64: return 8;
+  }
+  return 0;
+}
+
+const Backend& choose_backend(const Problem& problem, std::vector<std::string>* reasons) {
+  // The tensors say where they live, and that decides: nothing is ever copied to another device or falls back in silence.
+  switch (problem.device) {
+    case Device::cpu:
+      if (reasons) reasons->push_back("the tensors are on the CPU, so the CPU backend computes them");
+      return cpu_backend();
+  }
+  throw NotSupported("flash_attn: no backend of this build computes on that device; available: cpu");
+}
+
+void attention_forward(const ForwardArgs& args, const Executor& executor) {
+  const ForwardProblem problem = validate(args);
+  choose_backend(problem.problem, nullptr).forward(problem, executor);
+}
+
+void attention_backward(const BackwardArgs& args, const Executor& executor) {
+  const BackwardProblem problem = validate(args);
+  choose_backend(problem.problem, nullptr).backward(problem, executor);
+}
+
+Explanation explain(const AttentionProblem& request, Pass pass) {
+  const Problem problem = validate(request);
+  std::vector<std::string> reasons;
+  const Backend& backend = choose_backend(problem, &reasons);
+  Explanation explanation = backend.explain(problem, pass);
+  explanation.reasons.insert(explanation.reasons.begin(), reasons.begin(), reasons.end());
+  return explanation;
+}
+
+}  // namespace flash_attn

@@ -1,0 +1,37 @@
+// Compiler differences, in one place.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__HIPCC__) || defined(__CUDACC__) || defined(__HIP__)
+#define FA_HOST_DEVICE __host__ __device__
+#else
+#define FA_HOST_DEVICE
+#endif
+
+// Forced, not hinted: the CPU kernels are compiled once per instruction set, and an inline function that is emitted out of
+// line becomes a weak symbol of which the linker keeps any one copy, perhaps the AVX-512 one for a machine that lacks it.
+#if defined(_MSC_VER)
+#define FA_INLINE FA_HOST_DEVICE __forceinline
+#define FA_RESTRICT __restrict
+#else
+#define FA_INLINE FA_HOST_DEVICE inline __attribute__((always_inline))
+#define FA_RESTRICT __restrict__
+#endif
+
+namespace flash_attn {
+
+using index_t = std::int64_t;
+
+template <class T>
+FA_INLINE constexpr T min_of(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+FA_INLINE constexpr T max_of(T a, T b) {
+  return a < b ? b : a;
+}
+FA_INLINE constexpr index_t ceil_div(index_t a, index_t b) { return (a + b - 1) / b; }
+FA_INLINE constexpr index_t round_up(index_t a, index_t b) { return ceil_div(a, b) * b; }
+
+}  // namespace flash_attn

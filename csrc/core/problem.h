@@ -1,0 +1,85 @@
+// A valid attention problem, as backends receive it: normalised, every extent known, nothing left to check.
+#pragma once
+
+#include "core/dropout.h"
+#include "core/platform.h"
+#include "core/score.h"
+#include "flash_attn/attention.h"
+
+namespace flash_attn {
+
+// A (rows, heads, features) tensor seen per batch element. Strides in elements; the feature stride is 1.
+struct Operand {
+  void* data = nullptr;
+  index_t batch_stride = 0;  // 0 for packed (varlen) tensors
+  index_t row_stride = 0;
+  index_t head_stride = 0;
+};
+
+// Where sequence b lies in packed tensors, and how long it is. Dense: begins are 0.
+struct Sequence {
+  index_t q_begin, q_len;
+  index_t k_begin, k_len;
+};
+
+struct Problem {
+  DType dtype = DType::f32;
+  Device device = Device::cpu;
+  index_t B = 0, H = 0, Hk = 0, D = 0, Dv = 0;
+  index_t Sq = 0, Sk = 0;  // Varlen: the longest sequence's.
+  index_t Tq = 0, Tk = 0;  // Rows of the packed tensors (dense: B * Sq, B * Sk).
+  bool varlen = false;
+  const std::int32_t* cu_seqlens_q = nullptr;
+  const std::int32_t* cu_seqlens_k = nullptr;
+
+  Operand q, k, v;
+  double scale = 1.0, softcap = 0.0;
+  index_t window_left = -1, window_right = -1;  // Causal is folded in.
+  const float* alibi_slopes = nullptr;
+  index_t alibi_batch_stride = 0;
+  DropoutRule dropout;
+
+  FA_INLINE index_t group() const { return H / Hk; }
+
+  FA_INLINE Sequence sequence(index_t b) const {
+    if (!varlen) return {0, Sq, 0, Sk};
+    return {cu_seqlens_q[b], cu_seqlens_q[b + 1] - cu_seqlens_q[b], cu_seqlens_k[b],
+            cu_seqlens_k[b + 1] - cu_seqlens_k[b]};
+  }
+
+  // Offset of row 0 of (b, h) in an LSE-shaped array: (B,H,Sq), or (H,Tq) when packed.
+  FA_INLINE index_t lse_offset(index_t b, index_t h) const {
+    return varlen ? h * Tq + cu_seqlens_q[b] : (b * H + h) * Sq;
+  }
+
+  template <class Real>
+  FA_INLINE ScoreRule<Real> score_rule(index_t b, index_t h) const {
+    const Sequence s = sequence(b);
+    ScoreRule<Real> rule{};
+    rule.scale_log2 = Real(scale * kLog2e);
+    rule.softcap_log2 = Real(softcap * kLog2e);
+    rule.inverse_softcap = softcap > 0 ? Real(scale / softcap) : Real(0);
+    rule.slope_log2 = alibi_slopes ? Real(alibi_slopes[b * alibi_batch_stride + h] * kLog2e) : Real(0);
+    rule.Sq = s.q_len;
+    rule.Sk = s.k_len;
+    rule.window_left = window_left;
+    rule.window_right = window_right;
+    return rule;
+  }
+};
+
+struct ForwardProblem {
+  Problem problem;
+  Operand out;
+  void* lse = nullptr;      // fp32, or fp64 when dtype is
+  void* s_dmask = nullptr;  // dtype, (B,H,Sq,Sk) contiguous, or null
+};
+
+struct BackwardProblem {
+  Problem problem;
+  Operand dout, out, dq, dk, dv;
+  const void* lse = nullptr;
+  void* softmax_d = nullptr;
+};
+
+}  // namespace flash_attn

@@ -1,0 +1,285 @@
+#include "core/validate.h"
+
+#include <cmath>
+#include <initializer_list>
+#include <sstream>
+
+namespace flash_attn {
+namespace {
+
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream text;
+  text << "flash_attn: ";
+  (text << ... << parts);
+  throw Error(text.str());
+}
+
+std::string list(const std::int64_t* values, int n) {
+  std::string text = "(";
+  for (int i = 0; i < n; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+  return text + ")";
+}
+
+std::string shape_of(const TensorView& t) { return list(t.sizes.data(), t.ndim); }
+
+bool is_floating(DType dtype) {
+  return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
+}
+
+DType lse_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+void check_dtype(const char* name, const TensorView& t, DType expected, const char* why) {
+  if (t.dtype != expected)
+    fail(name, " must have dtype ", to_string(expected), why, ", got ", to_string(t.dtype));
+}
+
+void check_shape(const char* name, const TensorView& t, std::initializer_list<std::int64_t> expected,
+                 const char* letters) {
+  bool same = t.ndim == static_cast<int>(expected.size());
+  int d = 0;
+  for (std::int64_t size : expected) same = same && t.sizes[d++] == size;
+  if (!same)
+    fail(name, " must have shape ", letters, " = ", list(expected.begin(), static_cast<int>(expected.size())), ", got ",
+         shape_of(t));
+}
+
+void check_contiguous(const char* name, const TensorView& t) {
+  std::int64_t stride = 1;
+  for (int d = t.ndim - 1; d >= 0; --d) {
+    if (t.sizes[d] > 1 && t.strides[d] != stride)
+      fail(name, " must be contiguous, got strides ", list(t.strides.data(), t.ndim), " for shape ", shape_of(t),
+           "; pass ", name, ".contiguous()");
+    stride *= t.sizes[d];
+  }
+}
+
+void check_last_stride(const char* name, const TensorView& t) {
+  if (t.sizes[t.ndim - 1] > 1 && t.strides[t.ndim - 1] != 1)
+    fail(name, " must have a contiguous last dimension (stride 1), got strides ", list(t.strides.data(), t.ndim),
+         "; pass ", name, ".contiguous()");
+}
+
+// Rows of a tensor of (batch,) row, head, feature.
+Operand operand(const TensorView& t) {
+  if (t.ndim == 4) return {t.data, t.strides[0], t.strides[1], t.strides[2]};
+  return {t.data, 0, t.strides[0], t.strides[1]};
+}
+
+void check_input(const char* name, const TensorView& t, const TensorView& q, int ndim, const char* letters) {
+  if (!t.given()) fail(name, " is missing; pass a tensor of shape ", letters);
+  if (t.ndim != ndim) fail(name, " must have ", ndim, " dimensions ", letters, ", got shape ", shape_of(t));
+  check_dtype(name, t, q.dtype, " (that of q)");
+  check_last_stride(name, t);
+}
+
+// A tensor that the problem's sizes determine: dout, out, dq, dk, dv.
+void check_related(const char* name, const TensorView& t, const Problem& p, bool query_rows, index_t heads,
+                   index_t features, const char* dense_letters, const char* packed_letters) {
+  const char* letters = p.varlen ? packed_letters : dense_letters;
+  if (!t.given()) fail(name, " is missing; pass a tensor of shape ", letters);
+  check_dtype(name, t, p.dtype, " (that of q)");
+  if (p.varlen)
+    check_shape(name, t, {query_rows ? p.Tq : p.Tk, heads, features}, letters);
+  else
+    check_shape(name, t, {p.B, query_rows ? p.Sq : p.Sk, heads, features}, letters);
+  check_last_stride(name, t);
+}
+
+void check_lse_shaped(const char* name, const TensorView& t, const Problem& p) {
+  if (!t.given()) fail(name, " is missing; pass a tensor of shape ", p.varlen ? "(H, Tq)" : "(B, H, Sq)");
+  check_dtype(name, t, lse_dtype(p.dtype), p.dtype == DType::f64 ? " (q is float64)" : "");
+  if (p.varlen)
+    check_shape(name, t, {p.H, p.Tq}, "(H, Tq)");
+  else
+    check_shape(name, t, {p.B, p.H, p.Sq}, "(B, H, Sq)");
+  check_contiguous(name, t);
+}
+
+void check_head_dim(const char* letter, const char* name, std::int64_t size) {
+  if (size < 1 || size > kMaxHeadDim)
+    fail("head dim ", letter, " of ", name, " must be from 1 to ", kMaxHeadDim, ", got ", size);
+}
+
+void check_cu_seqlens(const char* name, const TensorView& t) {
+  if (!t.given())
+    fail(name, " is missing; varlen needs both cu_seqlens_q and cu_seqlens_k, int32 tensors of shape (B + 1,)");
+  check_dtype(name, t, DType::i32, "");
+  if (t.ndim != 1 || t.sizes[0] < 1) fail(name, " must have shape (B + 1,), got ", shape_of(t));
+  check_contiguous(name, t);
+}
+
+// Contents; only possible where the host can read them.
+void check_lengths(const char* name, const TensorView& t, index_t total, const char* total_of, index_t longest,
+                   const char* max_name) {
+  const auto* cu = static_cast<const std::int32_t*>(t.data);
+  const index_t B = t.sizes[0] - 1;
+  if (cu[0] != 0) fail(name, " must start at 0, got ", name, "[0] = ", cu[0]);
+  for (index_t b = 0; b < B; ++b) {
+    if (cu[b + 1] < cu[b])
+      fail(name, " must not decrease, got ", cu[b], " then ", cu[b + 1], " at index ", b + 1);
+    if (cu[b + 1] - cu[b] > longest)
+      fail(max_name, " must be at least the longest sequence of ", name, ", got ", longest, " but sequence ", b, " has ",
+           cu[b + 1] - cu[b], " rows");
+  }
+  if (cu[B] > total)
+    fail(name, " must end within the ", total, " rows of ", total_of, ", got ", name, "[", B, "] = ", cu[B]);
+}
+
+void check_scalars(const AttentionProblem& r) {
+  if (!std::isfinite(r.softmax_scale)) fail("softmax_scale must be finite, got ", r.softmax_scale);
+  if (std::isnan(r.softcap) || std::isinf(r.softcap))
+    fail("softcap must be finite (0 or less: no softcap), got ", r.softcap);
+  if (!(r.dropout_p >= 0.0 && r.dropout_p < 1.0)) fail("dropout_p must be in [0, 1), got ", r.dropout_p);
+  if (r.softcap > 0.0 && r.dropout_p > 0.0)
+    fail("softcap and dropout are not supported together, got softcap = ", r.softcap, " and dropout_p = ", r.dropout_p,
+         "; set one of them to 0");
+}
+
+void resolve_dense(const AttentionProblem& r, Problem& p) {
+  const char* k_shape = "(B, Sk, Hk, D)";
+  if (r.q.ndim != 4) fail("q must have 4 dimensions (B, Sq, H, D), got shape ", shape_of(r.q));
+  check_last_stride("q", r.q);
+  check_input("k", r.k, r.q, 4, k_shape);
+  check_input("v", r.v, r.q, 4, "(B, Sk, Hk, Dv)");
+  p.B = r.q.sizes[0];
+  p.Sq = r.q.sizes[1];
+  p.H = r.q.sizes[2];
+  p.D = r.q.sizes[3];
+  p.Sk = r.k.sizes[1];
+  p.Hk = r.k.sizes[2];
+  p.Dv = r.v.sizes[3];
+  p.Tq = p.B * p.Sq;
+  p.Tk = p.B * p.Sk;
+  check_shape("k", r.k, {p.B, p.Sk, p.Hk, p.D}, k_shape);
+  check_shape("v", r.v, {p.B, p.Sk, p.Hk, p.Dv}, "(B, Sk, Hk, Dv)");
+  if (p.B < 1) fail("batch size B must be positive, got q of shape ", shape_of(r.q));
+}
+
+void resolve_varlen(const AttentionProblem& r, Problem& p) {
+  p.varlen = true;
+  const char* k_shape = "(Tk, Hk, D)";
+  if (r.q.ndim != 3)
+    fail("q must have 3 dimensions (Tq, H, D) when cu_seqlens are given, got shape ", shape_of(r.q));
+  check_last_stride("q", r.q);
+  check_input("k", r.k, r.q, 3, k_shape);
+  check_input("v", r.v, r.q, 3, "(Tk, Hk, Dv)");
+  check_cu_seqlens("cu_seqlens_q", r.cu_seqlens_q);
+  check_cu_seqlens("cu_seqlens_k", r.cu_seqlens_k);
+  p.B = r.cu_seqlens_q.sizes[0] - 1;
+  if (p.B < 1) fail("batch size B must be positive, got cu_seqlens_q of shape ", shape_of(r.cu_seqlens_q));
+  check_shape("cu_seqlens_k", r.cu_seqlens_k, {p.B + 1}, "(B + 1,)");
+  p.Tq = r.q.sizes[0];
+  p.H = r.q.sizes[1];
+  p.D = r.q.sizes[2];
+  p.Tk = r.k.sizes[0];
+  p.Hk = r.k.sizes[1];
+  p.Dv = r.v.sizes[2];
+  check_shape("k", r.k, {p.Tk, p.Hk, p.D}, k_shape);
+  check_shape("v", r.v, {p.Tk, p.Hk, p.Dv}, "(Tk, Hk, Dv)");
+  if (r.max_seqlen_q < 0) fail("max_seqlen_q must not be negative, got ", r.max_seqlen_q);
+  if (r.max_seqlen_k < 0) fail("max_seqlen_k must not be negative, got ", r.max_seqlen_k);
+  p.Sq = r.max_seqlen_q;
+  p.Sk = r.max_seqlen_k;
+  check_lengths("cu_seqlens_q", r.cu_seqlens_q, p.Tq, "q", p.Sq, "max_seqlen_q");
+  check_lengths("cu_seqlens_k", r.cu_seqlens_k, p.Tk, "k", p.Sk, "max_seqlen_k");
+  p.cu_seqlens_q = static_cast<const std::int32_t*>(r.cu_seqlens_q.data);
+  p.cu_seqlens_k = static_cast<const std::int32_t*>(r.cu_seqlens_k.data);
+}
+
+void resolve_alibi(const AttentionProblem& r, Problem& p) {
+  const TensorView& slopes = r.alibi_slopes;
+  if (!slopes.given()) return;
+  check_dtype("alibi_slopes", slopes, DType::f32, "");
+  const bool per_head = slopes.ndim == 1 && slopes.sizes[0] == p.H;
+  const bool per_batch = slopes.ndim == 2 && slopes.sizes[0] == p.B && slopes.sizes[1] == p.H;
+  if (!per_head && !per_batch)
+    fail("alibi_slopes must have shape (H,) = (", p.H, ",) or (B, H) = (", p.B, ", ", p.H, "), got ", shape_of(slopes));
+  check_last_stride("alibi_slopes", slopes);
+  p.alibi_slopes = static_cast<const float*>(slopes.data);
+  p.alibi_batch_stride = per_batch ? slopes.strides[0] : 0;
+}
+
+void resolve_dropout(const AttentionProblem& r, Problem& p) {
+  if (r.dropout_p == 0.0) return;
+  const TensorView& state = r.rng_state;
+  if (!state.given()) fail("rng_state is missing; dropout_p = ", r.dropout_p, " needs an int64 tensor of shape (2,)");
+  check_dtype("rng_state", state, DType::i64, "");
+  check_shape("rng_state", state, {2}, "(2,)");
+  check_contiguous("rng_state", state);
+  const auto* words = static_cast<const std::int64_t*>(state.data);
+  p.dropout = make_dropout(r.dropout_p, words[0], words[1]);
+}
+
+}  // namespace
+
+Problem validate(const AttentionProblem& r) {
+  if (!r.q.given()) fail("q is missing; pass a tensor of shape (B, Sq, H, D), or (Tq, H, D) with cu_seqlens");
+  if (!is_floating(r.q.dtype))
+    fail("q must be float16, bfloat16, float32 or float64, got ", to_string(r.q.dtype));
+  check_scalars(r);
+  Problem p;
+  p.dtype = r.q.dtype;
+  p.device = r.q.device;
+  if (r.cu_seqlens_q.given() || r.cu_seqlens_k.given())
+    resolve_varlen(r, p);
+  else
+    resolve_dense(r, p);
+  p.q = operand(r.q);
+  p.k = operand(r.k);
+  p.v = operand(r.v);
+  check_head_dim("D", "q and k", p.D);
+  check_head_dim("Dv", "v", p.Dv);
+  if (p.H < 1 || p.Hk < 1 || p.H % p.Hk != 0)
+    fail("the number of key/value heads Hk must divide the number of query heads H, got H = ", p.H, " in q and Hk = ",
+         p.Hk, " in k");
+  p.scale = r.softmax_scale;
+  p.softcap = r.softcap > 0.0 ? r.softcap : 0.0;
+  p.window_left = r.window_left < 0 || r.window_left >= p.Sk ? -1 : r.window_left;
+  p.window_right = r.window_right < 0 || r.window_right >= p.Sk ? -1 : r.window_right;
+  if (r.causal) p.window_right = 0;
+  resolve_alibi(r, p);
+  resolve_dropout(r, p);
+  return p;
+}
+
+ForwardProblem validate(const ForwardArgs& args) {
+  ForwardProblem f;
+  f.problem = validate(args.problem);
+  const Problem& p = f.problem;
+  check_related("out", args.out, p, true, p.H, p.Dv, "(B, Sq, H, Dv)", "(Tq, H, Dv)");
+  check_lse_shaped("softmax_lse", args.lse, p);
+  f.out = operand(args.out);
+  f.lse = args.lse.data;
+  if (args.s_dmask.given()) {
+    if (args.problem.dropout_p == 0.0) fail("S_dmask (return_softmax) is only supported when dropout_p > 0");
+    check_dtype("S_dmask", args.s_dmask, p.dtype, " (that of q)");
+    check_shape("S_dmask", args.s_dmask, {p.B, p.H, p.Sq, p.Sk}, "(B, H, Sq, Sk)");
+    check_contiguous("S_dmask", args.s_dmask);
+    f.s_dmask = args.s_dmask.data;
+  }
+  return f;
+}
+
+BackwardProblem validate(const BackwardArgs& args) {
+  BackwardProblem b;
+  b.problem = validate(args.problem);
+  const Problem& p = b.problem;
+  check_related("dout", args.dout, p, true, p.H, p.Dv, "(B, Sq, H, Dv)", "(Tq, H, Dv)");
+  check_related("out", args.out, p, true, p.H, p.Dv, "(B, Sq, H, Dv)", "(Tq, H, Dv)");
+  check_lse_shaped("softmax_lse", args.lse, p);
+  check_related("dq", args.dq, p, true, p.H, p.D, "(B, Sq, H, D)", "(Tq, H, D)");
+  check_related("dk", args.dk, p, false, p.Hk, p.D, "(B, Sk, Hk, D)", "(Tk, Hk, D)");
+  check_related("dv", args.dv, p, false, p.Hk, p.Dv, "(B, Sk, Hk, Dv)", "(Tk, Hk, Dv)");
+  check_lse_shaped("softmax_d", args.softmax_d, p);
+  b.dout = operand(args.dout);
+  b.out = operand(args.out);
+  b.dq = operand(args.dq);
+  b.dk = operand(args.dk);
+  b.dv = operand(args.dv);
+  b.lse = args.lse.data;
+  b.softmax_d = args.softmax_d.data;
+  return b;
+}
+
+}  // namespace flash_attn

@@ -1,0 +1,130 @@
+// The CPU backend: one choice of instruction set at start, one choice of kernels per problem.
+#include "core/backend.h"
+
+#include <atomic>
+#include <cstdlib>
+
+#include "cpu/cpuid.h"
+#include "cpu/isa.h"
+#include "cpu/target.h"
+
+namespace flash_attn {
+namespace cpu {
+namespace {
+
+// Best first. The first entry that the machine can execute is used unless another is forced.
+enum Isa { kAvx512Bf16, kAvx512, kAvx2, kPortable, kIsaCount };
+constexpr const char* kIsaNames[kIsaCount] = {"avx512_bf16", "avx512", "avx2", "portable"};
+
+bool executable(Isa isa) {
+#if defined(FLASH_ATTN_X86)
+  static const Features features = detect_features();
+  switch (isa) {
+    case kAvx512Bf16: return features.avx512_bf16;
+    case kAvx512: return features.avx512;
+    case kAvx2: return features.avx2;
+    default: return true;
+  }
+#else
+  return isa == kPortable;
+#endif
+}
+
+Isa best_isa() {
+  for (int isa = 0; isa < kIsaCount; ++isa)
+    if (executable(Isa(isa))) return Isa(isa);
+  return kPortable;
+}
+
+Isa isa_named(const std::string& name) {
+  if (name.empty()) return best_isa();
+  std::string accepted;
+  for (int isa = 0; isa < kIsaCount; ++isa) {
+    if (!executable(Isa(isa))) continue;
+    if (name == kIsaNames[isa]) return Isa(isa);
+    accepted += std::string(accepted.empty() ? "" : ", ") + kIsaNames[isa];
+  }
+  throw Error("flash_attn: FLASH_ATTN_CPU_ISA (or the forced instruction set) must be one that this machine can execute: " +
+              accepted + "; got \"" + name + "\"");
+}
+
+std::atomic<int> forced_isa{-1};
+
+// The environment is read at the first use, so that a wrong value is an exception of the call and not of loading.
+Isa current_isa() {
+  const int forced = forced_isa.load(std::memory_order_relaxed);
+  if (forced >= 0) return Isa(forced);
+  const char* const name = std::getenv("FLASH_ATTN_CPU_ISA");
+  const Isa isa = isa_named(name ? name : "");
+  forced_isa.store(isa, std::memory_order_relaxed);
+  return isa;
+}
+
+const Kernels& choose_kernels(const Problem& p, std::vector<std::string>* reasons) {
+  const auto because = [&](std::string why) {
+    if (reasons) reasons->push_back(std::move(why));
+  };
+  const Isa isa = current_isa();
+  if (p.dtype == DType::f64) {
+    because("float64 is the reference precision: portable code in double precision on every machine");
+    return portable_f64_kernels();
+  }
+  because(std::string("instruction set ") + kIsaNames[isa] +
+          (isa == best_isa() ? ": the best that this machine can execute" : ": forced by the debug switch"));
+#if defined(FLASH_ATTN_X86)
+  if (isa == kAvx512Bf16 && p.dtype == DType::bf16) {
+    because("bfloat16 inputs use the AVX512-BF16 dot product");
+    return avx512_bf16_kernels();
+  }
+  if (p.dtype == DType::bf16 || p.dtype == DType::f16)
+    because(std::string(to_string(p.dtype)) + " inputs are converted to fp32 while packing");
+  if (isa == kAvx512Bf16 || isa == kAvx512) return avx512_kernels();
+  if (isa == kAvx2) return avx2_kernels();
+#endif
+  return portable_kernels();
+}
+
+class CpuBackend final : public Backend {
+ public:
+  const char* name() const override { return "cpu"; }
+
+  Explanation explain(const Problem& p, Pass pass) const override {
+    Explanation e;
+    const Kernels& kernels = choose_kernels(p, &e.reasons);
+    const bool forward = pass == Pass::forward;
+    const Tiles tiles = forward ? forward_tiles(p.D, p.Dv, kernels.elem_size) : backward_tiles(p.D, p.Dv, kernels.elem_size);
+    const auto number = [](index_t n) { return std::to_string(n); };
+    e.backend = name();
+    e.instruction_set = kernels.instruction_set;
+    e.kernel = std::string("cpu.") + (forward ? "forward." : "backward.") + to_string(p.dtype) + "." + kernels.instruction_set;
+    e.tile = "blocks of " + number(tiles.queries) + " queries x " + number(tiles.keys) + " keys, in strips of " +
+             number(kernels.strip_rows) + (forward ? " queries x " : " keys x ") + number(kernels.panel_columns) +
+             (forward ? " keys" : " queries") + ", " + kernels.arithmetic;
+    return e;
+  }
+  void forward(const ForwardProblem& f, const Executor& executor) const override {
+    choose_kernels(f.problem, nullptr).forward(f, executor);
+  }
+  void backward(const BackwardProblem& b, const Executor& executor) const override {
+    choose_kernels(b.problem, nullptr).backward(b, executor);
+  }
+};
+
+}  // namespace
+}  // namespace cpu
+
+const Backend& cpu_backend() {
+  static const cpu::CpuBackend backend;
+  return backend;
+}
+
+std::vector<std::string> cpu_instruction_sets() {
+  std::vector<std::string> names;
+  for (int isa = 0; isa < cpu::kIsaCount; ++isa)
+    if (cpu::executable(cpu::Isa(isa))) names.emplace_back(cpu::kIsaNames[isa]);
+  return names;
+}
+
+void force_cpu_instruction_set(const std::string& name) { cpu::forced_isa.store(cpu::isa_named(name)); }
+
+}  // namespace flash_attn

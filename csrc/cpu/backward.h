@@ -1,0 +1,355 @@
+// Backward pass on the CPU: FlashAttention-2, Algorithm 2, stationary in dK and dV.
+//
+// A wave of (b, hk) units packs Q and dO of its query heads, then runs tasks of (unit, key block). A task walks the query
+// heads of the group and their query blocks, last to first, strip by strip of kRows keys: S^T = K Q^T and dP^T = V dO^T with
+// queries in the lanes, element-wise P^T and dS^T, dV += P^T dO, dK += dS^T Q; then dQ += dS K for the whole query block.
+//
+// dQ rows are shared by key blocks. They are added in the order of the key blocks, by turns, so the sum never depends on
+// threads; tasks are handed out in that order, so whoever is waited for is running. No gradient uses atomics.
+#pragma once
+
+#include <atomic>
+#include <new>
+#include <thread>
+
+#include "core/thread_pool.h"
+#include "cpu/dropout_bytes.h"
+#include "cpu/pack.h"
+#include "cpu/target.h"
+#include "cpu/units.h"
+#include "cpu/workspace.h"
+
+namespace flash_attn::cpu {
+
+template <class Target>
+class Backward {
+  using Elem = typename Target::Elem;
+  using Real = typename Target::Real;
+  using Simd = typename Target::Simd;
+  using V = typename Simd::V;
+  using Format = typename Target::Format;
+  static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows;
+  static constexpr bool kInPlace = std::is_same_v<Elem, Real>;
+  static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+
+ public:
+  Backward(const BackwardProblem& backward, const Executor& executor)
+      : f_(backward), p_(backward.problem), executor_(executor), format_(row_format<Target>(p_.dtype)), units_(p_),
+        tiles_(backward_tiles(p_.D, p_.Dv, sizeof(Elem))), depth_(round_up(p_.D, kStep)),
+        v_depth_(round_up(p_.Dv, kStep)), stride_(round_up(p_.D, W)), v_stride_(round_up(p_.Dv, W)),
+        query_blocks_(ceil_div(units_.longest_q(), tiles_.queries)),
+        key_blocks_(ceil_div(units_.longest_k(), tiles_.keys)) {}
+
+  void run() {
+    const index_t q_end = p_.varlen ? p_.cu_seqlens_q[p_.B] : 0, k_end = p_.varlen ? p_.cu_seqlens_k[p_.B] : 0;
+    clear_slack_rows(format_, p_, f_.dq, q_end, p_.Tq, p_.H, p_.D);
+    clear_slack_rows(format_, p_, f_.dk, k_end, p_.Tk, p_.Hk, p_.D);
+    clear_slack_rows(format_, p_, f_.dv, k_end, p_.Tk, p_.Hk, p_.Dv);
+    fill_slack_lse(p_, static_cast<Real*>(f_.softmax_d), Real(0));
+
+    const index_t per_unit = p_.group() * query_blocks_;
+    const index_t block_bytes = carve_block(nullptr).bytes, scratch_bytes = carve_scratch(nullptr).bytes;
+    const index_t wave = units_.wave(per_unit * block_bytes);
+    const int workers = worker_count(executor_, wave * max_of(per_unit, key_blocks_));
+    const Workspace memory(wave * per_unit * block_bytes + workers * scratch_bytes);
+    const auto block = [&](index_t i) { return carve_block(memory.data() + i * block_bytes); };
+    const auto scratch = [&](int worker) {
+      return carve_scratch(memory.data() + wave * per_unit * block_bytes + worker * scratch_bytes);
+    };
+
+    for (index_t first = 0; first < units_.count(); first += wave) {
+      const index_t n = min_of(wave, units_.count() - first);
+      parallel_for(executor_, n * per_unit, [&](index_t task, int worker) {
+        const index_t in_unit = task % per_unit;
+        pack(first + task / per_unit, in_unit / query_blocks_, in_unit % query_blocks_, block(task), scratch(worker));
+      });
+      parallel_for(executor_, n * key_blocks_, [&](index_t task, int worker) {
+        const index_t unit = task / key_blocks_;
+        const auto block_of = [&](index_t g, index_t qb) { return block((unit * p_.group() + g) * query_blocks_ + qb); };
+        key_block(first + unit, task % key_blocks_, block_of, scratch(worker));
+      });
+    }
+  }
+
+ private:
+  // Packed operands and row statistics of one (query head, query block).
+  struct QueryBlock {
+    Elem *q_transposed, *dout_transposed;  // B operands with queries in the lanes: (D, queries), (Dv, queries)
+    Elem *q_direct, *dout_direct;          // B operands with features in the lanes: (queries, D), (queries, Dv)
+    Real *lse_log2, *delta;                // queries
+    Real* dq;                              // queries x stride
+    std::atomic<index_t>* turn;            // The key block whose contribution to dq comes next.
+    index_t bytes;
+  };
+  struct Scratch {
+    Elem *rows, *k, *v;     // keys (or queries, in rows) x stride: multiplicands
+    Elem* k_direct;         // B operand (keys, D)
+    Real *dk, *dv;          // keys x stride
+    Real *scores, *dp;      // kRows x queries each: S^T then P^T; dP^T then dS^T
+    Elem *p_rows, *ds_rows; // kRows x queries, as multiplicands; the memory of scores and dp when kInPlace
+    Elem* ds;               // keys x queries: dS^T of the whole key block, as A operand of dQ
+    std::uint8_t* dropout;  // keys x queries
+    index_t bytes;
+  };
+
+  QueryBlock carve_block(char* base) const {
+    Carver c(base);
+    QueryBlock q{};
+    const index_t n = tiles_.queries;
+    q.q_transposed = c.take<Elem>(n * depth_);
+    q.dout_transposed = c.take<Elem>(n * v_depth_);
+    q.q_direct = c.take<Elem>(n * stride_);
+    q.dout_direct = c.take<Elem>(n * v_stride_);
+    q.lse_log2 = c.take<Real>(n);
+    q.delta = c.take<Real>(n);
+    q.dq = c.take<Real>(round_up(n, kRows) * stride_);
+    q.turn = c.take<std::atomic<index_t>>(1);
+    q.bytes = c.used();
+    return q;
+  }
+  Scratch carve_scratch(char* base) const {
+    Carver c(base);
+    Scratch s{};
+    const index_t keys = round_up(tiles_.keys, kRows), queries = tiles_.queries;
+    s.rows = c.take<Elem>(queries * max_of(stride_, v_stride_));
+    s.k = c.take<Elem>(keys * stride_);
+    s.v = c.take<Elem>(keys * v_stride_);
+    s.k_direct = c.take<Elem>(keys * stride_);
+    s.dk = c.take<Real>(keys * stride_);
+    s.dv = c.take<Real>(keys * v_stride_);
+    s.scores = c.take<Real>(kRows * queries);
+    s.dp = c.take<Real>(kRows * queries);
+    s.p_rows = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * queries);
+    s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kRows * queries);
+    s.ds = c.take<Elem>(keys * (queries + kRows));  // round_up(keys, kRows) is even, so whole k-steps.
+    s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 64) * queries);
+    s.bytes = c.used();
+    return s;
+  }
+
+  // A query block as a task sees it.
+  struct Rows {
+    index_t b, h, first, count;
+    Sequence sequence;
+    ScoreRule<Real> rule;
+    Range keys;  // Seen by some of its queries.
+  };
+  bool rows_of(index_t unit, index_t g, index_t query_block, Rows& r) const {
+    r.b = units_.b(unit);
+    r.h = units_.hk(unit) * p_.group() + g;
+    r.sequence = p_.sequence(r.b);
+    r.first = query_block * tiles_.queries;
+    if (r.first >= r.sequence.q_len) return false;
+    r.count = min_of(tiles_.queries, r.sequence.q_len - r.first);
+    r.rule = p_.score_rule<Real>(r.b, r.h);
+    r.keys = r.rule.visible_keys(Range{r.first, r.first + r.count});
+    return true;
+  }
+
+  void pack(index_t unit, index_t g, index_t query_block, const QueryBlock& q, const Scratch& s) const {
+    Rows r{};
+    if (!rows_of(unit, g, query_block, r)) return;
+    const index_t row = r.sequence.q_begin + r.first, padded = round_up(r.count, W);
+    row_statistics(r, q, s);
+    new (q.turn) std::atomic<index_t>(r.keys.begin / tiles_.keys);
+    fill(q.dq, 0, round_up(r.count, kRows) * stride_, Real(0));
+    if (r.keys.empty()) {
+      store_dq(r, q);
+      return;
+    }
+    load_rows(format_, row_at(p_.q, format_.size, r.b, row, r.h), p_.q.row_stride * format_.size, r.count, padded, p_.D,
+              stride_, s.rows);
+    pack_transposed<Target>(s.rows, stride_, {q.q_transposed, depth_, padded});
+    pack_direct<Target>(s.rows, stride_, {q.q_direct, padded, stride_});
+    load_rows(format_, row_at(f_.dout, format_.size, r.b, row, r.h), f_.dout.row_stride * format_.size, r.count, padded,
+              p_.Dv, v_stride_, s.rows);
+    pack_transposed<Target>(s.rows, v_stride_, {q.dout_transposed, v_depth_, padded});
+    pack_direct<Target>(s.rows, v_stride_, {q.dout_direct, padded, v_stride_});
+  }
+
+  // delta = rowsum(dout * out), and the LSE in log2 units; +inf makes every probability of an empty row 0.
+  void row_statistics(const Rows& r, const QueryBlock& q, const Scratch& s) const {
+    const index_t at = p_.lse_offset(r.b, r.h) + r.first;
+    const Real* const lse = static_cast<const Real*>(f_.lse) + at;
+    Real* const softmax_d = static_cast<Real*>(f_.softmax_d) + at;
+    Real* const dout = s.scores;  // Two rows of up to 576 features: scores and dp are not in use yet.
+    Real* const out = s.dp;
+    const index_t chunk = kRows * tiles_.queries / W * W;
+    for (index_t i = 0; i < round_up(r.count, W); ++i) {
+      if (i >= r.count) {
+        q.lse_log2[i] = kInfinity;
+        q.delta[i] = Real(0);
+        continue;
+      }
+      const index_t row = r.sequence.q_begin + r.first + i;
+      Real sum = Real(0);
+      for (index_t d = 0; d < p_.Dv; d += chunk) {
+        const index_t n = min_of(chunk, p_.Dv - d);
+        format_.load_real(row_at(f_.dout, format_.size, r.b, row, r.h) + d * format_.size, n, dout);
+        format_.load_real(row_at(f_.out, format_.size, r.b, row, r.h) + d * format_.size, n, out);
+        fill(dout, n, round_up(n, W), Real(0));
+        fill(out, n, round_up(n, W), Real(0));
+        V products = V(Real(0));
+        for (index_t c = 0; c < n; c += W) products = fma(Simd::load(dout + c), Simd::load(out + c), products);
+        sum += Simd::reduce_sum(products);
+      }
+      softmax_d[i] = q.delta[i] = sum;
+      q.lse_log2[i] = lse[i] == -kInfinity ? kInfinity : lse[i] * Real(kLog2e);
+    }
+  }
+
+  template <class BlockOf>
+  void key_block(index_t unit, index_t kb, const BlockOf& block_of, const Scratch& s) const {
+    const index_t b = units_.b(unit), hk = units_.hk(unit);
+    const Sequence sequence = p_.sequence(b);
+    const index_t first = kb * tiles_.keys;
+    if (first >= sequence.k_len) return;
+    const index_t keys = min_of(tiles_.keys, sequence.k_len - first), padded = round_up(keys, kRows);
+    const index_t row = sequence.k_begin + first;
+    load_rows(format_, row_at(p_.k, format_.size, b, row, hk), p_.k.row_stride * format_.size, keys, padded, p_.D, stride_,
+              s.k);
+    load_rows(format_, row_at(p_.v, format_.size, b, row, hk), p_.v.row_stride * format_.size, keys, padded, p_.Dv,
+              v_stride_, s.v);
+    pack_direct<Target>(s.k, stride_, {s.k_direct, padded, stride_});
+    fill(s.dk, 0, padded * stride_, Real(0));
+    fill(s.dv, 0, padded * v_stride_, Real(0));
+
+    for (index_t g = 0; g < p_.group(); ++g)
+      for (index_t qb = query_blocks_ - 1; qb >= 0; --qb) {
+        Rows r{};
+        if (!rows_of(unit, g, qb, r) || r.keys.begin >= first + keys || r.keys.end <= first) continue;
+        query_block(r, block_of(g, qb), kb, {first, first + keys}, s);
+      }
+
+    for (index_t n = 0; n < keys; ++n) {
+      format_.store(s.dk + n * stride_, Real(p_.scale), p_.D, row_at(f_.dk, format_.size, b, row + n, hk));
+      format_.store(s.dv + n * v_stride_, Real(p_.dropout.keep_scale), p_.Dv, row_at(f_.dv, format_.size, b, row + n, hk));
+    }
+  }
+
+  void query_block(const Rows& r, const QueryBlock& q, index_t kb, Range keys, const Scratch& s) const {
+    if (p_.dropout.active)
+      for (index_t j = keys.begin; j < keys.end; j += 64)
+        dropout_columns<Target>(p_.dropout, r.b, r.h, r.first, r.count, j, s.dropout + (j - keys.begin) * tiles_.queries,
+                                tiles_.queries);
+    for (index_t n = 0; n < keys.end - keys.begin; n += kRows) strip(r, q, keys, n, s);
+
+    while (q.turn->load(std::memory_order_acquire) != kb) std::this_thread::yield();
+    add_dq(r, q, keys, s);
+    if (kb == (r.keys.end - 1) / tiles_.keys) store_dq(r, q);
+    q.turn->store(kb + 1, std::memory_order_release);
+  }
+
+  // dS^T of the key block, laid out so that kStep keys of one query are neighbours.
+  index_t ds_stride() const { return (tiles_.queries + kRows) * kStep; }
+  Elem* ds_at(const Scratch& s, index_t key, index_t query) const {
+    return s.ds + key / kStep * ds_stride() + query * kStep;
+  }
+
+  // Keys n .. n + kRows - 1 of the block against the queries of the block.
+  void strip(const Rows& r, const QueryBlock& q, Range keys, index_t n, const Scratch& s) const {
+    const index_t padded = round_up(r.count, W), j = keys.begin + n, ld = tiles_.queries;
+    const index_t rows = min_of(kRows, keys.end - j);
+    const Range seen = r.rule.visible_queries(Range{j, j + rows});
+    const index_t begin = max_of<index_t>(seen.begin - r.first, 0), end = min_of(seen.end - r.first, r.count);
+    const bool any = begin < end;
+    const Range c{any ? begin / W * W : 0, any ? round_up(end, W) : 0};
+    for (index_t t = 0; t < kRows; t += kStep) {
+      fill(ds_at(s, n + t, 0), 0, c.begin * kStep, Elem{});
+      fill(ds_at(s, n + t, 0), c.end * kStep, padded * kStep, Elem{});
+    }
+    if (!any) return;
+
+    const index_t first = c.begin / Target::kPanel, last = ceil_div(c.end, Target::kPanel);
+    multiply_strip<Target>({s.k + n * stride_, stride_, kStep}, {q.q_transposed, depth_, padded}, 0, depth_, first, last,
+                           s.scores, ld, false);
+    multiply_strip<Target>({s.v + n * v_stride_, v_stride_, kStep}, {q.dout_transposed, v_depth_, padded}, 0, v_depth_,
+                           first, last, s.dp, ld, false);
+    for (index_t t = 0; t < kRows; ++t) {
+      if (t < rows)
+        gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld);
+      else
+        fill(s.scores + t * ld, c.begin, c.end, Real(0)), fill(s.dp + t * ld, c.begin, c.end, Real(0));
+    }
+    to_multiplicands(n, c, s);
+    multiply_strip<Target>({s.p_rows + c.begin, ld, kStep}, {q.dout_direct, padded, v_stride_}, c.begin, c.end, 0,
+                           ceil_div(v_stride_, Target::kPanel), s.dv + n * v_stride_, v_stride_, true);
+    multiply_strip<Target>({s.ds_rows + c.begin, ld, kStep}, {q.q_direct, padded, stride_}, c.begin, c.end, 0,
+                           ceil_div(stride_, Target::kPanel), s.dk + n * stride_, stride_, true);
+  }
+
+  // One key: x holds q.k and becomes the (dropped) probability, y holds dout.v and becomes d(scale * q.k).
+  void gradient_row(const Rows& r, const QueryBlock& q, index_t j, Range c, Real* x, Real* y,
+                    const std::uint8_t* bytes) const {
+    const ScoreRule<Real>& rule = r.rule;
+    const DropoutRule& dropout = p_.dropout;
+    const bool plain = !rule.has_softcap() && !rule.has_alibi();
+    V distance = V(Real(rule.diagonal(r.first + c.begin) - j)) + Simd::iota();
+    for (index_t n = c.begin; n < c.end; n += W, distance = distance + V(Real(W))) {
+      const V dot = Simd::load(x + n), lse = Simd::load(q.lse_log2 + n);
+      V p = exp2((plain ? dot * V(rule.scale_log2) : rule.logit(dot, distance)) - lse);
+      V dp = Simd::load(y + n);
+      if (dropout.active) dp = Simd::keep_where(dp, bytes + n, dropout.keep_threshold) * V(Real(dropout.keep_scale));
+      V ds = p * (dp - Simd::load(q.delta + n));
+      if (rule.has_softcap()) ds = ds * rule.slope_of_logit(dot);
+      if (dropout.active) p = Simd::keep_where(p, bytes + n, dropout.keep_threshold);
+      Simd::store(x + n, p);
+      Simd::store(y + n, ds);
+    }
+    const Range seen = rule.visible_queries(j);
+    const index_t begin = min_of(max_of(seen.begin - r.first, c.begin), c.end);
+    const index_t end = max_of(min_of(seen.end - r.first, c.end), begin);
+    for (Real* row : {x, y}) {
+      fill(row, c.begin, begin, Real(0));
+      fill(row, end, c.end, Real(0));
+    }
+  }
+
+  void to_multiplicands(index_t n, Range c, const Scratch& s) const {
+    const index_t ld = tiles_.queries;
+    if constexpr (kInPlace) {
+      for (index_t t = 0; t < kRows; ++t)
+        for (index_t i = c.begin; i < c.end; i += W) Simd::store(ds_at(s, n + t, i), Simd::load(s.dp + t * ld + i));
+    } else {
+      for (index_t t = 0; t < kRows; t += 2)
+        for (index_t i = c.begin; i < c.end; i += W) {
+          const index_t at = t * ld + i;
+          Format::store(s.p_rows + at, Simd::load(s.scores + at));
+          Format::store(s.p_rows + at + ld, Simd::load(s.scores + at + ld));
+          const V even = Simd::load(s.dp + at), odd = Simd::load(s.dp + at + ld);
+          Format::store(s.ds_rows + at, even);
+          Format::store(s.ds_rows + at + ld, odd);
+          Format::store_pairs(ds_at(s, n + t, i), even, odd);
+        }
+    }
+  }
+
+  void add_dq(const Rows& r, const QueryBlock& q, Range keys, const Scratch& s) const {
+    const index_t padded = round_up(keys.end - keys.begin, kRows);
+    for (index_t i = 0; i < r.count; i += kRows) {
+      const Range seen = r.rule.visible_keys(Range{r.first + i, r.first + min_of(i + kRows, r.count)});
+      const index_t begin = max_of<index_t>(seen.begin - keys.begin, 0) / kStep * kStep;
+      const index_t end = min_of(round_up(max_of<index_t>(seen.end - keys.begin, 0), kStep), padded);
+      if (begin >= end) continue;
+      multiply_strip<Target>({ds_at(s, begin, i), kStep, ds_stride()}, {s.k_direct, padded, stride_}, begin, end, 0,
+                             ceil_div(stride_, Target::kPanel), q.dq + i * stride_, stride_, true);
+    }
+  }
+
+  void store_dq(const Rows& r, const QueryBlock& q) const {
+    for (index_t i = 0; i < r.count; ++i)
+      format_.store(q.dq + i * stride_, Real(p_.scale), p_.D,
+                    row_at(f_.dq, format_.size, r.b, r.sequence.q_begin + r.first + i, r.h));
+  }
+
+  const BackwardProblem& f_;
+  const Problem& p_;
+  const Executor& executor_;
+  const RowFormat<Target> format_;
+  const Units units_;
+  const Tiles tiles_;
+  const index_t depth_, v_depth_, stride_, v_stride_;
+  const index_t query_blocks_, key_blocks_;
+};
+
+}  // namespace flash_attn::cpu

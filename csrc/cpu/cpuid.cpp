@@ -1,0 +1,69 @@
+#include "cpu/cpuid.h"
+
+#include <cstdint>
+
+#if defined(FLASH_ATTN_X86)
+#if defined(_MSC_VER)
+#include <immintrin.h>
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+#endif
+
+namespace flash_attn::cpu {
+
+#if defined(FLASH_ATTN_X86)
+namespace {
+
+struct Registers {
+  std::uint32_t a, b, c, d;
+};
+
+Registers cpuid(std::uint32_t leaf, std::uint32_t subleaf) {
+#if defined(_MSC_VER)
+  int r[4];
+  __cpuidex(r, static_cast<int>(leaf), static_cast<int>(subleaf));
+  return {std::uint32_t(r[0]), std::uint32_t(r[1]), std::uint32_t(r[2]), std::uint32_t(r[3])};
+#else
+  Registers r{};
+  __cpuid_count(leaf, subleaf, r.a, r.b, r.c, r.d);
+  return r;
+#endif
+}
+
+// XCR0: the register state that the operating system saves. A processor's feature bit alone is not enough.
+std::uint64_t saved_state() {
+#if defined(_MSC_VER)
+  return _xgetbv(0);
+#else
+  std::uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return std::uint64_t(high) << 32 | low;
+#endif
+}
+
+bool all_bits(std::uint32_t value, std::uint32_t bits) { return (value & bits) == bits; }
+
+}  // namespace
+
+// Bits: Intel SDM volume 2A, CPUID, leaves 1 and 7; volume 1, 13.3 for XCR0.
+Features detect_features() {
+  Features f;
+  if (cpuid(0, 0).a < 7) return f;
+  constexpr std::uint32_t kFma = 1u << 12, kOsxsave = 1u << 27, kAvx = 1u << 28, kF16c = 1u << 29;
+  if (!all_bits(cpuid(1, 0).c, kFma | kOsxsave | kAvx | kF16c)) return f;
+  constexpr std::uint32_t kAvxState = 0x6, kAvx512State = 0xe6;
+  const auto state = static_cast<std::uint32_t>(saved_state());
+  const Registers seven = cpuid(7, 0);
+  constexpr std::uint32_t kAvx2 = 1u << 5, kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+  f.avx2 = all_bits(state, kAvxState) && all_bits(seven.b, kAvx2);
+  f.avx512 = f.avx2 && all_bits(state, kAvx512State) && all_bits(seven.b, kAvx512);
+  f.avx512_bf16 = f.avx512 && seven.a >= 1 && all_bits(cpuid(7, 1).a, 1u << 5);
+  return f;
+}
+#else
+Features detect_features() { return {}; }
+#endif
+
+}  // namespace flash_attn::cpu

@@ -1,0 +1,14 @@
+// What this machine's processor and operating system can execute.
+#pragma once
+
+namespace flash_attn::cpu {
+
+struct Features {
+  bool avx2 = false;         // AVX2, FMA and F16C
+  bool avx512 = false;       // AVX-512 F, BW, DQ, VL
+  bool avx512_bf16 = false;  // the above and AVX512-BF16
+};
+
+Features detect_features();
+
+}  // namespace flash_attn::cpu

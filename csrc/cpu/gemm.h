@@ -1,0 +1,130 @@
+// The one micro-kernel: a strip of MR rows times a packed panel. It serves QK and PV forward and all five products backward.
+//
+//   C[r][c] (+)= sum over k of A[r][k] * B[k][c],   r < MR, c < N * W
+//
+// A is broadcast one k-step at a time and may have any strides; B is packed so that a k-step of a panel is contiguous.
+// A multiplicand format says what a k-step is: one number (Scalars), or a pair of bf16 (Bf16Pairs, 512-bit dot products).
+#pragma once
+
+#include "core/numeric.h"
+#include "core/platform.h"
+
+#if defined(__AVX512BF16__)
+#include "cpu/simd/avx512.h"
+#endif
+
+namespace flash_attn::cpu {
+
+// Multiplicands are the accumulator's own type: fp32 (to which fp16 and bf16 are converted while packing) or fp64.
+template <class Simd>
+struct Scalars {
+  using Elem = typename Simd::Real;
+  using Real = typename Simd::Real;
+  using V = typename Simd::V;
+  static constexpr int kStep = 1;
+
+  static FA_INLINE V broadcast(const Elem* a) { return V(*a); }
+  static FA_INLINE V load(const Elem* b) { return Simd::load(b); }
+  static FA_INLINE V multiply_add(V a, V b, V c) { return fma(a, b, c); }
+  static FA_INLINE void store(Elem* p, V x) { Simd::store(p, x); }
+};
+
+#if defined(__AVX512BF16__)
+struct Bf16Pairs {
+  using Elem = BFloat16;
+  using Real = float;
+  using V = Avx512Vector;
+  static constexpr int kStep = 2;
+
+  static FA_INLINE __m512i broadcast(const Elem* a) {
+    std::int32_t pair;
+    std::memcpy(&pair, a, sizeof(pair));
+    return _mm512_set1_epi32(pair);
+  }
+  static FA_INLINE __m512i load(const Elem* b) { return _mm512_loadu_si512(b); }
+  static FA_INLINE V multiply_add(__m512i a, __m512i b, V c) {
+    return V(_mm512_dpbf16_ps(c.v, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b)));
+  }
+  static FA_INLINE __m256i round(V x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v)); }
+  static FA_INLINE void store(Elem* p, V x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round(x)); }
+  // Lane by lane the pair (x, y): two rows of a matrix as k-steps of its transpose.
+  static FA_INLINE void store_pairs(Elem* p, V x, V y) {
+    const __m512i low = _mm512_cvtepu16_epi32(round(x)), high = _mm512_cvtepu16_epi32(round(y));
+    _mm512_storeu_si512(p, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  }
+};
+#endif
+
+// Where the elements of A are: A[r][k-step] = data[r * row_stride + step * step_stride].
+template <class Elem>
+struct StripA {
+  const Elem* data;
+  index_t row_stride;
+  index_t step_stride;
+};
+
+template <class Target, int N>
+FA_INLINE void multiply_panel(index_t steps, StripA<typename Target::Elem> a, const typename Target::Elem* b,
+                              typename Target::Real* c, index_t c_stride, bool accumulate) {
+  using Format = typename Target::Format;
+  using Simd = typename Target::Simd;
+  using V = typename Simd::V;
+  constexpr int MR = Target::kRows, W = Simd::W;
+  V sum[MR][N];
+  for (int r = 0; r < MR; ++r)
+    for (int n = 0; n < N; ++n)
+      sum[r][n] = accumulate ? Simd::load(c + r * c_stride + n * W) : V(typename Target::Real(0));
+  for (index_t step = 0; step < steps; ++step) {
+    decltype(Format::load(b)) column[N];
+    for (int n = 0; n < N; ++n) column[n] = Format::load(b + n * W * Format::kStep);
+    for (int r = 0; r < MR; ++r) {
+      const auto row = Format::broadcast(a.data + r * a.row_stride);
+      for (int n = 0; n < N; ++n) sum[r][n] = Format::multiply_add(row, column[n], sum[r][n]);
+    }
+    a.data += a.step_stride;
+    b += N * W * Format::kStep;
+  }
+  for (int r = 0; r < MR; ++r)
+    for (int n = 0; n < N; ++n) Simd::store(c + r * c_stride + n * W, sum[r][n]);
+}
+
+// A packed B of `depth` k (a multiple of kStep) by `columns` (a multiple of W): panels of Target::kPanel columns one after
+// another, the last one as wide as what is left; inside a panel k-steps, inside a k-step columns, inside a column its k.
+template <class Target>
+struct Panels {
+  using Elem = typename Target::Elem;
+  static constexpr int kStep = Target::Format::kStep;
+
+  Elem* data;
+  index_t depth, columns;
+
+  static index_t size(index_t depth, index_t columns) { return depth * columns; }
+  FA_INLINE index_t width(index_t panel) const { return min_of<index_t>(Target::kPanel, columns - panel * Target::kPanel); }
+  FA_INLINE Elem* panel(index_t index) const { return data + index * Target::kPanel * depth; }
+};
+
+// C[0..MR) += or = A * B over panels [first, last) and k in [k_begin, k_end), both multiples of kStep; a starts at k_begin.
+template <class Target>
+void multiply_strip(StripA<typename Target::Elem> a, const Panels<Target>& b, index_t k_begin, index_t k_end,
+                    index_t first, index_t last, typename Target::Real* c, index_t c_stride, bool accumulate) {
+  constexpr int kStep = Target::Format::kStep;
+  const index_t steps = (k_end - k_begin) / kStep;
+  for (index_t panel = first; panel < last; ++panel) {
+    const index_t width = b.width(panel);
+    const auto* data = b.panel(panel) + k_begin * width;
+    auto* out = c + panel * Target::kPanel;
+    switch (width / Target::Simd::W) {
+      case 1: multiply_panel<Target, 1>(steps, a, data, out, c_stride, accumulate); break;
+      case 2: multiply_panel<Target, 2>(steps, a, data, out, c_stride, accumulate); break;
+      case 3:
+        if constexpr (Target::kPanelVectors >= 3)
+          multiply_panel<Target, 3>(steps, a, data, out, c_stride, accumulate);
+        break;
+      default:
+        if constexpr (Target::kPanelVectors >= 4)
+          multiply_panel<Target, 4>(steps, a, data, out, c_stride, accumulate);
+    }
+  }
+}
+
+}  // namespace flash_attn::cpu

@@ -1,0 +1,25 @@
+// What each file that is compiled for an instruction set provides, and the choice among them.
+#pragma once
+
+#include "core/problem.h"
+
+namespace flash_attn::cpu {
+
+// One set of kernels: an instruction set with a multiplicand format.
+struct Kernels {
+  const char* instruction_set;
+  const char* arithmetic;  // What products and sums are computed in.
+  index_t strip_rows, panel_columns, elem_size;
+  void (*forward)(const ForwardProblem&, const Executor&);
+  void (*backward)(const BackwardProblem&, const Executor&);
+};
+
+const Kernels& portable_kernels();
+const Kernels& portable_f64_kernels();
+#if defined(FLASH_ATTN_X86)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+const Kernels& avx512_bf16_kernels();
+#endif
+
+}  // namespace flash_attn::cpu

@@ -1,0 +1,24 @@
+// Instances of the kernels for one target; included once per instruction set, by the isa_*.cpp files.
+#pragma once
+
+#include "cpu/backward.h"
+#include "cpu/forward.h"
+#include "cpu/isa.h"
+
+namespace flash_attn::cpu {
+
+template <class Target>
+void run_forward(const ForwardProblem& problem, const Executor& executor) {
+  Forward<Target>(problem, executor).run();
+}
+template <class Target>
+void run_backward(const BackwardProblem& problem, const Executor& executor) {
+  Backward<Target>(problem, executor).run();
+}
+template <class Target>
+constexpr Kernels kernels_of(const char* instruction_set, const char* arithmetic) {
+  return {instruction_set,       arithmetic,          Target::kRows,        Target::kPanel,
+          sizeof(typename Target::Elem), run_forward<Target>, run_backward<Target>};
+}
+
+}  // namespace flash_attn::cpu

@@ -1,0 +1,113 @@
+// From rows of q, k, v, dout in memory to what the micro-kernel reads.
+#pragma once
+
+#include <type_traits>
+
+#include "cpu/gemm.h"
+#include "core/problem.h"
+
+namespace flash_attn::cpu {
+
+// Row conversions between a tensor's dtype and the kernels' types, chosen once per call.
+template <class Target>
+struct RowFormat {
+  using Elem = typename Target::Elem;
+  using Real = typename Target::Real;
+  void (*load)(const void* source, index_t n, Elem* out);           // to multiplicands
+  void (*load_real)(const void* source, index_t n, Real* out);      // to accumulator precision
+  void (*store)(const Real* row, Real factor, index_t n, void* out);  // row * factor, rounded to nearest even
+  index_t size;                                                     // bytes of one element
+};
+
+template <class Target, class T>
+struct RowsOf {
+  using Elem = typename Target::Elem;
+  using Real = typename Target::Real;
+  using Simd = typename Target::Simd;
+  static constexpr int W = Simd::W;
+
+  static void load_real(const void* source, index_t n, Real* out) {
+    const T* in = static_cast<const T*>(source);
+    index_t i = 0;
+    for (; i + W <= n; i += W) Simd::store(out + i, Simd::load(in + i));
+    for (; i < n; ++i) out[i] = to_float(in[i]);
+  }
+  static void load(const void* source, index_t n, Elem* out) {
+    if constexpr (std::is_same_v<Elem, T>)
+      std::memcpy(out, source, static_cast<std::size_t>(n) * sizeof(T));
+    else if constexpr (std::is_same_v<Elem, Real>)
+      load_real(source, n, out);
+  }
+  static void store(const Real* row, Real factor, index_t n, void* out) {
+    T* to = static_cast<T*>(out);
+    using V = typename Simd::V;
+    index_t i = 0;
+    for (; i + W <= n; i += W) Simd::store(to + i, Simd::load(row + i) * V(factor));
+    for (; i < n; ++i) {
+      if constexpr (std::is_same_v<T, Real>)
+        to[i] = row[i] * factor;
+      else
+        to[i] = from_float<T>(row[i] * factor);
+    }
+  }
+  static constexpr RowFormat<Target> format() { return {load, load_real, store, sizeof(T)}; }
+};
+
+template <class Target>
+RowFormat<Target> row_format(DType dtype) {
+  if constexpr (std::is_same_v<typename Target::Real, double>) {
+    return RowsOf<Target, double>::format();
+  } else if constexpr (std::is_same_v<typename Target::Elem, BFloat16>) {
+    return RowsOf<Target, BFloat16>::format();
+  } else {
+    if (dtype == DType::f16) return RowsOf<Target, Half>::format();
+    if (dtype == DType::bf16) return RowsOf<Target, BFloat16>::format();
+    return RowsOf<Target, float>::format();
+  }
+}
+
+// Pointer to element (b, row, h, 0) of an operand whose elements have `size` bytes.
+FA_INLINE char* row_at(const Operand& x, index_t size, index_t b, index_t row, index_t h) {
+  return static_cast<char*>(x.data) + (b * x.batch_stride + row * x.row_stride + h * x.head_stride) * size;
+}
+
+// `rows` rows of `features` as multiplicands at out[row * stride], zero-padded to `stride` features and `padded_rows` rows.
+template <class Target>
+void load_rows(const RowFormat<Target>& format, const char* source, index_t row_bytes, index_t rows, index_t padded_rows,
+               index_t features, index_t stride, typename Target::Elem* out) {
+  for (index_t r = 0; r < rows; ++r, source += row_bytes, out += stride) {
+    format.load(source, features, out);
+    for (index_t d = features; d < stride; ++d) out[d] = {};
+  }
+  for (index_t i = 0; i < (padded_rows - rows) * stride; ++i) out[i] = {};
+}
+
+// B = rows^T: columns are the rows (padded to b.columns, a multiple of W), k runs over features (b.depth == stride).
+template <class Target>
+void pack_transposed(const typename Target::Elem* rows, index_t stride, const Panels<Target>& b) {
+  constexpr int kStep = Target::Format::kStep;
+  for (index_t column = 0; column < b.columns;) {
+    const index_t panel = column / Target::kPanel, width = b.width(panel);
+    auto* out = b.panel(panel);
+    for (index_t k = 0; k < b.depth; k += kStep)
+      for (index_t c = 0; c < width; ++c, out += kStep)
+        std::memcpy(out, rows + (column + c) * stride + k, sizeof(*out) * kStep);
+    column += width;
+  }
+}
+
+// B = rows: k runs over rows (b.depth, a multiple of kStep), columns are features (stride == b.columns).
+template <class Target>
+void pack_direct(const typename Target::Elem* rows, index_t stride, const Panels<Target>& b) {
+  constexpr int kStep = Target::Format::kStep;
+  for (index_t column = 0; column < b.columns;) {
+    const index_t panel = column / Target::kPanel, width = b.width(panel);
+    auto* out = b.panel(panel);
+    for (index_t k = 0; k < b.depth; k += kStep)
+      for (index_t c = 0; c < width; ++c)
+        for (int t = 0; t < kStep; ++t) *out++ = rows[(k + t) * stride + column + c];
+    column += width;
+  }
+}
+
+}  // namespace flash_attn::cpu

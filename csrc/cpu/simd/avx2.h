@@ -1,0 +1,87 @@
+// AVX2 + FMA + F16C: 8 fp32 lanes. Include only in files compiled for that instruction set.
+#pragma once
+
+#include <immintrin.h>
+
+#include "core/numeric.h"
+#include "cpu/simd/vector_math.h"
+
+namespace flash_attn::cpu {
+
+struct Avx2Vector {
+  __m256 v;
+  Avx2Vector() = default;
+  FA_INLINE explicit Avx2Vector(__m256 x) : v(x) {}
+  FA_INLINE explicit Avx2Vector(float x) : v(_mm256_set1_ps(x)) {}
+};
+
+FA_INLINE Avx2Vector operator+(Avx2Vector a, Avx2Vector b) { return Avx2Vector(_mm256_add_ps(a.v, b.v)); }
+FA_INLINE Avx2Vector operator-(Avx2Vector a, Avx2Vector b) { return Avx2Vector(_mm256_sub_ps(a.v, b.v)); }
+FA_INLINE Avx2Vector operator*(Avx2Vector a, Avx2Vector b) { return Avx2Vector(_mm256_mul_ps(a.v, b.v)); }
+FA_INLINE Avx2Vector operator/(Avx2Vector a, Avx2Vector b) { return Avx2Vector(_mm256_div_ps(a.v, b.v)); }
+FA_INLINE Avx2Vector vmax(Avx2Vector a, Avx2Vector b) { return Avx2Vector(_mm256_max_ps(a.v, b.v)); }
+FA_INLINE Avx2Vector vmin(Avx2Vector a, Avx2Vector b) { return Avx2Vector(_mm256_min_ps(a.v, b.v)); }
+FA_INLINE Avx2Vector vabs(Avx2Vector a) { return Avx2Vector(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)); }
+FA_INLINE Avx2Vector fma(Avx2Vector a, Avx2Vector b, Avx2Vector c) { return Avx2Vector(_mm256_fmadd_ps(a.v, b.v, c.v)); }
+FA_INLINE Avx2Vector copy_sign(Avx2Vector a, Avx2Vector sign) {
+  const __m256 bit = _mm256_set1_ps(-0.0f);
+  return Avx2Vector(_mm256_or_ps(_mm256_andnot_ps(bit, a.v), _mm256_and_ps(bit, sign.v)));
+}
+FA_INLINE Avx2Vector select_less(Avx2Vector a, Avx2Vector b, Avx2Vector then, Avx2Vector otherwise) {
+  return Avx2Vector(_mm256_blendv_ps(otherwise.v, then.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)));
+}
+FA_INLINE Avx2Vector round_to_int(Avx2Vector a) {
+  return Avx2Vector(_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+FA_INLINE Avx2Vector scale_by_power(Avx2Vector y, Avx2Vector n) {
+  // Two halves, each a normal power of two, so that results below 2^-126 underflow gradually and -150 gives 0.
+  const __m256i whole = _mm256_cvtps_epi32(n.v), half = _mm256_srai_epi32(whole, 1);
+  const __m256i bias = _mm256_set1_epi32(127);
+  const __m256i a = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
+  const __m256i b = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(whole, half), bias), 23);
+  return Avx2Vector(_mm256_mul_ps(_mm256_mul_ps(y.v, _mm256_castsi256_ps(a)), _mm256_castsi256_ps(b)));
+}
+FA_INLINE Avx2Vector exp2(Avx2Vector x) { return exp2_polynomial(x); }
+FA_INLINE Avx2Vector vtanh(Avx2Vector x) { return tanh_by_parts(x); }
+
+struct Avx2Simd {
+  using Real = float;
+  using V = Avx2Vector;
+  static constexpr int W = 8;
+
+  static FA_INLINE V load(const float* p) { return V(_mm256_loadu_ps(p)); }
+  static FA_INLINE V load(const Half* p) {
+    return V(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  static FA_INLINE V load(const BFloat16* p) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return V(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)));
+  }
+  static FA_INLINE void store(float* p, V x) { _mm256_storeu_ps(p, x.v); }
+  static FA_INLINE void store(Half* p, V x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
+  }
+  static FA_INLINE void store(BFloat16* p, V x) {
+    alignas(32) float lanes[W];
+    _mm256_store_ps(lanes, x.v);
+    for (int i = 0; i < W; ++i) p[i] = from_float<BFloat16>(lanes[i]);
+  }
+  static FA_INLINE V iota() { return V(_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7)); }
+  static FA_INLINE float reduce_max(V x) {
+    const __m128 half = _mm_max_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));
+    const __m128 quarter = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(quarter, _mm_movehdup_ps(quarter)));
+  }
+  static FA_INLINE float reduce_sum(V x) {
+    const __m128 half = _mm_add_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));
+    const __m128 quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
+  }
+  static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
+    const __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+    const __m256i dropped = _mm256_cmpgt_epi32(words, _mm256_set1_epi32(static_cast<int>(threshold)));
+    return V(_mm256_andnot_ps(_mm256_castsi256_ps(dropped), x.v));
+  }
+};
+
+}  // namespace flash_attn::cpu

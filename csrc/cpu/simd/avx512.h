@@ -1,0 +1,79 @@
+// AVX-512 (F, BW, DQ, VL): 16 fp32 lanes. Include only in files compiled for that instruction set.
+#pragma once
+
+#include <immintrin.h>
+
+#include "core/numeric.h"
+#include "cpu/simd/vector_math.h"
+
+namespace flash_attn::cpu {
+
+struct Avx512Vector {
+  __m512 v;
+  Avx512Vector() = default;
+  FA_INLINE explicit Avx512Vector(__m512 x) : v(x) {}
+  FA_INLINE explicit Avx512Vector(float x) : v(_mm512_set1_ps(x)) {}
+};
+
+FA_INLINE Avx512Vector operator+(Avx512Vector a, Avx512Vector b) { return Avx512Vector(_mm512_add_ps(a.v, b.v)); }
+FA_INLINE Avx512Vector operator-(Avx512Vector a, Avx512Vector b) { return Avx512Vector(_mm512_sub_ps(a.v, b.v)); }
+FA_INLINE Avx512Vector operator*(Avx512Vector a, Avx512Vector b) { return Avx512Vector(_mm512_mul_ps(a.v, b.v)); }
+FA_INLINE Avx512Vector operator/(Avx512Vector a, Avx512Vector b) { return Avx512Vector(_mm512_div_ps(a.v, b.v)); }
+FA_INLINE Avx512Vector vmax(Avx512Vector a, Avx512Vector b) { return Avx512Vector(_mm512_max_ps(a.v, b.v)); }
+FA_INLINE Avx512Vector vmin(Avx512Vector a, Avx512Vector b) { return Avx512Vector(_mm512_min_ps(a.v, b.v)); }
+FA_INLINE Avx512Vector vabs(Avx512Vector a) { return Avx512Vector(_mm512_abs_ps(a.v)); }
+FA_INLINE Avx512Vector fma(Avx512Vector a, Avx512Vector b, Avx512Vector c) {
+  return Avx512Vector(_mm512_fmadd_ps(a.v, b.v, c.v));
+}
+FA_INLINE Avx512Vector copy_sign(Avx512Vector a, Avx512Vector sign) {
+  const __m512 bit = _mm512_set1_ps(-0.0f);
+  return Avx512Vector(_mm512_or_ps(_mm512_andnot_ps(bit, a.v), _mm512_and_ps(bit, sign.v)));
+}
+FA_INLINE Avx512Vector select_less(Avx512Vector a, Avx512Vector b, Avx512Vector then, Avx512Vector otherwise) {
+  return Avx512Vector(_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), otherwise.v, then.v));
+}
+FA_INLINE Avx512Vector round_to_int(Avx512Vector a) {
+  return Avx512Vector(_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+FA_INLINE Avx512Vector scale_by_power(Avx512Vector y, Avx512Vector n) {
+  return Avx512Vector(_mm512_scalef_ps(y.v, n.v));
+}
+FA_INLINE Avx512Vector exp2(Avx512Vector x) { return exp2_polynomial(x); }
+FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_by_parts(x); }
+
+struct Avx512Simd {
+  using Real = float;
+  using V = Avx512Vector;
+  static constexpr int W = 16;
+
+  static FA_INLINE V load(const float* p) { return V(_mm512_loadu_ps(p)); }
+  static FA_INLINE V load(const Half* p) {
+    return V(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+  }
+  static FA_INLINE V load(const BFloat16* p) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return V(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)));
+  }
+  static FA_INLINE void store(float* p, V x) { _mm512_storeu_ps(p, x.v); }
+  static FA_INLINE void store(Half* p, V x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
+  }
+  static FA_INLINE void store(BFloat16* p, V x) {
+    const __m512i bits = _mm512_castps_si512(x.v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m512i out = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), rounded, quiet);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(out, 16)));
+  }
+  static FA_INLINE V iota() { return V(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)); }
+  static FA_INLINE float reduce_max(V x) { return _mm512_reduce_max_ps(x.v); }
+  static FA_INLINE float reduce_sum(V x) { return _mm512_reduce_add_ps(x.v); }
+  static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
+    const __m512i words = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    const __mmask16 kept = _mm512_cmple_epu32_mask(words, _mm512_set1_epi32(static_cast<int>(threshold)));
+    return V(_mm512_maskz_mov_ps(kept, x.v));
+  }
+};
+
+}  // namespace flash_attn::cpu

@@ -1,0 +1,122 @@
+// Vectors in plain C++: any CPU, and fp64. Loops over a fixed number of lanes, which compilers turn into what the target has.
+#pragma once
+
+#include <cmath>
+
+#include "core/numeric.h"
+#include "cpu/simd/vector_math.h"
+
+namespace flash_attn::cpu {
+
+template <class R, int Lanes>
+struct PortableVector {
+  R lane[Lanes];
+
+  PortableVector() = default;
+  FA_INLINE explicit PortableVector(R x) {
+    for (int i = 0; i < Lanes; ++i) lane[i] = x;
+  }
+};
+
+#define FA_PORTABLE_LANES(expression)                        \
+  PortableVector<R, Lanes> out;                              \
+  for (int i = 0; i < Lanes; ++i) out.lane[i] = (expression); \
+  return out
+#define FA_PORTABLE template <class R, int Lanes> FA_INLINE PortableVector<R, Lanes>
+
+FA_PORTABLE operator+(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) { FA_PORTABLE_LANES(a.lane[i] + b.lane[i]); }
+FA_PORTABLE operator-(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) { FA_PORTABLE_LANES(a.lane[i] - b.lane[i]); }
+FA_PORTABLE operator*(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) { FA_PORTABLE_LANES(a.lane[i] * b.lane[i]); }
+FA_PORTABLE operator/(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) { FA_PORTABLE_LANES(a.lane[i] / b.lane[i]); }
+FA_PORTABLE vmax(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) { FA_PORTABLE_LANES(max_of(a.lane[i], b.lane[i])); }
+FA_PORTABLE vmin(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) { FA_PORTABLE_LANES(min_of(a.lane[i], b.lane[i])); }
+FA_PORTABLE vabs(PortableVector<R, Lanes> a) { FA_PORTABLE_LANES(a.lane[i] < 0 ? -a.lane[i] : a.lane[i]); }
+// Two roundings where the target has no fused operation: a library call per lane would cost far more than it saves.
+FA_PORTABLE fma(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b, PortableVector<R, Lanes> c) {
+  FA_PORTABLE_LANES(a.lane[i] * b.lane[i] + c.lane[i]);
+}
+FA_PORTABLE copy_sign(PortableVector<R, Lanes> a, PortableVector<R, Lanes> sign) {
+  FA_PORTABLE_LANES((sign.lane[i] < 0) == (a.lane[i] < 0) ? a.lane[i] : -a.lane[i]);
+}
+FA_PORTABLE select_less(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b, PortableVector<R, Lanes> then,
+                        PortableVector<R, Lanes> otherwise) {
+  FA_PORTABLE_LANES(a.lane[i] < b.lane[i] ? then.lane[i] : otherwise.lane[i]);
+}
+// Adding and subtracting 1.5 * 2^23 rounds to an integer in the default rounding mode, for |x| < 2^22.
+FA_PORTABLE round_to_int(PortableVector<R, Lanes> a) { FA_PORTABLE_LANES((a.lane[i] + R(12582912.0)) - R(12582912.0)); }
+FA_PORTABLE scale_by_power(PortableVector<R, Lanes> y, PortableVector<R, Lanes> n) {
+  // Two halves, each a normal power of two, so that results below 2^-126 underflow gradually and -150 gives 0.
+  PortableVector<R, Lanes> out;
+  for (int i = 0; i < Lanes; ++i) {
+    const int whole = int(n.lane[i]), half = whole / 2;
+    out.lane[i] = y.lane[i] * bit_cast<float>(std::uint32_t(half + 127) << 23) *
+                  bit_cast<float>(std::uint32_t(whole - half + 127) << 23);
+  }
+  return out;
+}
+
+template <int Lanes>
+FA_INLINE PortableVector<float, Lanes> exp2(PortableVector<float, Lanes> x) {
+  return exp2_polynomial(x);
+}
+template <int Lanes>
+FA_INLINE PortableVector<float, Lanes> vtanh(PortableVector<float, Lanes> x) {
+  return tanh_by_parts(x);
+}
+// fp64 is the precision that everything else is checked against: the C library's functions.
+template <int Lanes>
+FA_INLINE PortableVector<double, Lanes> exp2(PortableVector<double, Lanes> x) {
+  using R = double;
+  FA_PORTABLE_LANES(::exp2(x.lane[i]));
+}
+template <int Lanes>
+FA_INLINE PortableVector<double, Lanes> vtanh(PortableVector<double, Lanes> x) {
+  using R = double;
+  FA_PORTABLE_LANES(::tanh(x.lane[i]));
+}
+#undef FA_PORTABLE
+#undef FA_PORTABLE_LANES
+
+template <class R, int Lanes>
+struct PortableSimd {
+  using Real = R;
+  using V = PortableVector<R, Lanes>;
+  static constexpr int W = Lanes;
+
+  template <class T>
+  static FA_INLINE V load(const T* p) {
+    V out;
+    for (int i = 0; i < W; ++i) out.lane[i] = to_float(p[i]);
+    return out;
+  }
+  static FA_INLINE void store(R* p, V x) {
+    for (int i = 0; i < W; ++i) p[i] = x.lane[i];
+  }
+  template <class T>
+  static FA_INLINE void store(T* p, V x) {
+    for (int i = 0; i < W; ++i) p[i] = from_float<T>(x.lane[i]);
+  }
+  // 0, 1, 2, ...
+  static FA_INLINE V iota() {
+    V out;
+    for (int i = 0; i < W; ++i) out.lane[i] = R(i);
+    return out;
+  }
+  static FA_INLINE R reduce_max(V x) {
+    R out = x.lane[0];
+    for (int i = 1; i < W; ++i) out = max_of(out, x.lane[i]);
+    return out;
+  }
+  static FA_INLINE R reduce_sum(V x) {
+    R out = x.lane[0];
+    for (int i = 1; i < W; ++i) out += x.lane[i];
+    return out;
+  }
+  // x where byte <= threshold, else 0.
+  static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
+    for (int i = 0; i < W; ++i) x.lane[i] = bytes[i] <= threshold ? x.lane[i] : R(0);
+    return x;
+  }
+};
+
+}  // namespace flash_attn::cpu

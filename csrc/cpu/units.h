@@ -1,0 +1,58 @@
+// Units of work: one (batch element, key/value head) each, taken in waves so that packed operands stay bounded.
+#pragma once
+
+#include "core/problem.h"
+#include "core/softmax.h"
+#include "cpu/pack.h"
+
+namespace flash_attn::cpu {
+
+class Units {
+ public:
+  FA_INLINE explicit Units(const Problem& p) : p_(p) {
+    for (index_t b = 0; b < p.B; ++b) {
+      longest_q_ = max_of(longest_q_, p.sequence(b).q_len);
+      longest_k_ = max_of(longest_k_, p.sequence(b).k_len);
+    }
+  }
+  FA_INLINE index_t count() const { return p_.B * p_.Hk; }
+  FA_INLINE index_t b(index_t unit) const { return unit / p_.Hk; }
+  FA_INLINE index_t hk(index_t unit) const { return unit % p_.Hk; }
+  // Of the actual sequences; max_seqlen may be far above.
+  FA_INLINE index_t longest_q() const { return longest_q_; }
+  FA_INLINE index_t longest_k() const { return longest_k_; }
+
+  // As many units as fit in 64 MB, at least one.
+  FA_INLINE index_t wave(index_t unit_bytes) const {
+    const index_t fit = (index_t(64) << 20) / max_of<index_t>(unit_bytes, 1);
+    return max_of<index_t>(1, min_of(fit, count()));
+  }
+
+ private:
+  const Problem& p_;
+  index_t longest_q_ = 0, longest_k_ = 0;
+};
+
+// Zeros in the rows of x that no sequence owns: those after the last one.
+template <class Target>
+void clear_slack_rows(const RowFormat<Target>& rows, const Problem& p, const Operand& x, index_t first, index_t total,
+                      index_t heads, index_t features) {
+  for (index_t row = first; p.varlen && row < total; ++row)
+    for (index_t h = 0; h < heads; ++h)
+      std::memset(row_at(x, rows.size, 0, row, h), 0, static_cast<std::size_t>(features * rows.size));
+}
+
+// An LSE-shaped array's slack, likewise.
+template <class Real>
+void fill_slack_lse(const Problem& p, Real* lse, Real value) {
+  for (index_t h = 0; p.varlen && h < p.H; ++h)
+    for (index_t row = p.cu_seqlens_q[p.B]; row < p.Tq; ++row) lse[h * p.Tq + row] = value;
+}
+
+// Columns [begin, end) of a row, as kernels write them past a mask's edge.
+template <class Real>
+FA_INLINE void fill(Real* row, index_t begin, index_t end, Real value) {
+  for (index_t c = begin; c < end; ++c) row[c] = value;
+}
+
+}  // namespace flash_attn::cpu

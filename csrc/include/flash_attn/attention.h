@@ -1,0 +1,132 @@
+// FlashAttention core, C++ interface. No torch, Python or GPU headers here.
+//
+// Letters, used throughout: B batch, H query heads, Hk key/value heads (H % Hk == 0), Sq / Sk query / key length,
+// D head dim of queries and keys, Dv head dim of values, Tq / Tk tokens of a packed (varlen) batch.
+//
+// The algorithm is FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691): tiled online softmax forward,
+// recomputation from the saved log-sum-exp (LSE) backward. Memory beyond inputs and outputs is O(Sq + Sk) per head.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#if defined(_WIN32)
+#if defined(FLASH_ATTN_BUILDING)
+#define FLASH_ATTN_API __declspec(dllexport)
+#else
+#define FLASH_ATTN_API __declspec(dllimport)
+#endif
+#else
+#define FLASH_ATTN_API __attribute__((visibility("default")))
+#endif
+
+namespace flash_attn {
+
+/// The project's own version; the Python distribution's version is upstream's (2.8.3) and lives elsewhere.
+inline constexpr const char* kVersion = "0.1.0";
+
+/// Largest supported D and Dv.
+inline constexpr std::int64_t kMaxHeadDim = 576;
+
+enum class DType : std::uint8_t { f16, bf16, f32, f64, i32, i64 };
+enum class Device : std::uint8_t { cpu };
+
+FLASH_ATTN_API const char* to_string(DType dtype) noexcept;
+FLASH_ATTN_API std::int64_t size_of(DType dtype) noexcept;
+
+/// A problem that cannot be computed. The text names the argument, what was passed and what is accepted.
+class FLASH_ATTN_API Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A well-formed problem that no backend of this build computes.
+class FLASH_ATTN_API NotSupported : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Strided view of memory that somebody else owns. Strides are in elements. `data == nullptr` with `ndim == 0` is "not given".
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  Device device = Device::cpu;
+  int ndim = 0;
+  std::array<std::int64_t, 4> sizes{};
+  std::array<std::int64_t, 4> strides{};
+
+  bool given() const noexcept { return ndim > 0; }
+};
+
+/// What is asked for, shared by forward and backward.
+///
+/// Dense: q (B,Sq,H,D), k (B,Sk,Hk,D), v (B,Sk,Hk,Dv).
+/// Varlen (both cu_seqlens given): q (Tq,H,D), k (Tk,Hk,D), v (Tk,Hk,Dv); sequence b is rows cu_seqlens[b] .. cu_seqlens[b+1]-1.
+/// The last stride of every floating-point tensor is 1; the others are free.
+struct AttentionProblem {
+  TensorView q, k, v;                     ///< fp16, bf16, fp32 or fp64 (fp64 on the CPU only), all the same.
+  TensorView cu_seqlens_q, cu_seqlens_k;  ///< int32 (B+1), contiguous, starting at 0, not decreasing. Both or neither.
+  std::int64_t max_seqlen_q = 0;          ///< Varlen only: an upper bound of the sequence lengths.
+  std::int64_t max_seqlen_k = 0;
+  double softmax_scale = 1.0;  ///< Score = scale * q.k
+  double softcap = 0.0;        ///< > 0: score = softcap * tanh(score / softcap), before ALiBi and mask. Not with dropout.
+  bool causal = false;         ///< Query i sees key j iff j <= i + Sk - Sq.
+  std::int64_t window_left = -1;   ///< Query i sees [i + Sk - Sq - left, i + Sk - Sq + right]; negative is unbounded.
+  std::int64_t window_right = -1;
+  TensorView alibi_slopes;  ///< fp32 (H) or (B,H): adds -slope * |i + Sk - Sq - j|.
+  double dropout_p = 0.0;   ///< In [0, 1). An element is kept iff its Philox byte <= floor(255 * (1 - p)); see core/dropout.h.
+  TensorView rng_state;     ///< int64 (2): Philox seed and offset. Required when dropout_p > 0.
+};
+
+/// Every element of the outputs is written, whatever they held.
+struct ForwardArgs {
+  AttentionProblem problem;
+  TensorView out;     ///< dtype of q; (B,Sq,H,Dv) or (Tq,H,Dv). Rows that see no key and rows past the last sequence are 0.
+  TensorView lse;     ///< Natural log, contiguous; fp32 (fp64 if q is): (B,H,Sq) or (H,Tq). +inf for a row that sees no key.
+  TensorView s_dmask; ///< Optional, dtype of q, contiguous (B,H,Sq,Sk) or (B,H,max_seqlen_q,max_seqlen_k): exp(score - row
+                      ///< maximum), negative where dropout drops the element, 0 where the mask hides it. Needs dropout_p > 0.
+};
+
+struct BackwardArgs {
+  AttentionProblem problem;
+  TensorView dout, out, lse;  ///< LSE as written by forward or merged from several; either infinity marks an empty row.
+  TensorView dq, dk, dv;      ///< dtype and shape of q, k, v; any strides with last stride 1. Overwritten, not accumulated.
+  TensorView softmax_d;       ///< rowsum(dout * out); dtype, shape and layout of lse.
+};
+
+/// Host threads. `run` calls body(arg, worker) for worker = 0 and for as many of 1 .. n-1 as it has threads for, each once and
+/// possibly at once, and returns when these calls have. Results never depend on how many there were.
+struct Executor {
+  int num_threads = 1;
+  void (*run)(void* context, int n, void (*body)(void* arg, int worker), void* arg) = nullptr;
+  void* context = nullptr;
+};
+
+/// The library's own pool with that many threads (0: one per hardware thread). Safe after fork.
+FLASH_ATTN_API Executor default_executor(int num_threads = 0);
+
+/// Throws Error before any memory is touched. A call with B = 0 is an error, Sq = 0, Sk = 0, Tq = 0 or Tk = 0 is not.
+FLASH_ATTN_API void attention_forward(const ForwardArgs& args, const Executor& executor);
+FLASH_ATTN_API void attention_backward(const BackwardArgs& args, const Executor& executor);
+
+/// Which backend and kernel a call would use, and why.
+struct Explanation {
+  std::string backend;          ///< "cpu"
+  std::string kernel;           ///< such as "cpu.forward.bf16.avx512_bf16"
+  std::string instruction_set;  ///< such as "avx512_bf16"
+  std::string tile;             ///< such as "4 queries x 64 keys, key blocks of 512"
+  std::vector<std::string> reasons;
+};
+enum class Pass : std::uint8_t { forward, backward };
+FLASH_ATTN_API Explanation explain(const AttentionProblem& problem, Pass pass);
+
+/// Names of the CPU instruction sets that this build has and this machine can execute, best first.
+FLASH_ATTN_API std::vector<std::string> cpu_instruction_sets();
+/// Debug switch: use that instruction set from now on ("" returns to the best). Also read once from the environment
+/// variable FLASH_ATTN_CPU_ISA. Changes speed and rounding, never what a call means. Throws Error for an unknown name.
+FLASH_ATTN_API void force_cpu_instruction_set(const std::string& name);
+
+}  // namespace flash_attn

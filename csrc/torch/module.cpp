@@ -1,0 +1,195 @@
+// The Python module flash_attn_2_cuda: upstream's five raw functions in their positional order, outside autograd, and
+// what flash_attn's own Python code needs of the core.
+//
+// The raw functions are strict: a tensor whose last stride is not 1 is refused, buffers are written where they are.
+// They always write every element of their results, which is all that zero_tensors could ask for.
+#include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
+
+#include "ops.h"
+
+namespace flash_attn::torch_binding {
+namespace {
+
+using OptionalTensor = c10::optional<at::Tensor>;
+using Tensors = std::vector<at::Tensor>;
+
+at::Tensor tensor_or_none(const OptionalTensor& tensor) { return tensor.value_or(at::Tensor()); }
+
+void refuse_generator(const py::object& generator) {
+  TORCH_CHECK(generator.is_none(),
+              "flash_attn: the `generator` argument is no longer supported; pass None, dropout follows torch.manual_seed");
+}
+
+struct Scores {
+  double p_dropout, softmax_scale;
+  bool is_causal;
+  std::int64_t window_size_left, window_size_right;
+  double softcap;
+};
+
+Call make_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& alibi_slopes,
+               const Scores& scores) {
+  Call call;
+  call.q = q, call.k = k, call.v = v;
+  call.alibi_slopes = tensor_or_none(alibi_slopes);
+  call.dropout_p = scores.p_dropout, call.softmax_scale = scores.softmax_scale, call.softcap = scores.softcap;
+  call.causal = scores.is_causal;
+  call.window_left = scores.window_size_left, call.window_right = scores.window_size_right;
+  return call;
+}
+
+void set_lengths(Call& call, const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k, std::int64_t max_seqlen_q,
+                 std::int64_t max_seqlen_k) {
+  call.cu_seqlens_q = cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_k;
+  call.max_seqlen_q = max_seqlen_q, call.max_seqlen_k = max_seqlen_k;
+}
+
+/// Returns [out, softmax_lse, p, rng_state].
+Tensors run_forward(Call& call, const OptionalTensor& out, bool return_softmax) {
+  call.return_softmax = return_softmax;
+  check_return_softmax(call);
+  call.rng_state = draw_rng_state(call);
+  const auto result = forward(call, tensor_or_none(out));
+  return {result.out, result.softmax_lse, result.s_dmask, reported_rng_state(call)};
+}
+
+/// Returns [dq, dk, dv, softmax_d].
+Tensors run_backward(Call& call, const Saved& saved, const OptionalTensor& dq, const OptionalTensor& dk,
+                     const OptionalTensor& dv, const OptionalTensor& rng_state) {
+  call.rng_state = tensor_or_none(rng_state);
+  Gradients grads{tensor_or_none(dq), tensor_or_none(dk), tensor_or_none(dv)};
+  const auto softmax_d = backward(call, saved, grads);
+  return {grads.dq, grads.dk, grads.dv, softmax_d};
+}
+
+Tensors fwd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& out_,
+            const OptionalTensor& alibi_slopes_, double p_dropout, double softmax_scale, bool is_causal,
+            std::int64_t window_size_left, std::int64_t window_size_right, double softcap, bool return_softmax,
+            const py::object& gen_) {
+  refuse_generator(gen_);
+  py::gil_scoped_release no_gil;
+  Call call = make_call(q, k, v, alibi_slopes_,
+                        {p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
+  return run_forward(call, out_, return_softmax);
+}
+
+Tensors varlen_fwd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& out_,
+                   const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k, const OptionalTensor& seqused_k,
+                   const OptionalTensor& leftpad_k_, const OptionalTensor& block_table_,
+                   const OptionalTensor& alibi_slopes_, std::int64_t max_seqlen_q, std::int64_t max_seqlen_k,
+                   double p_dropout, double softmax_scale, bool /*zero_tensors*/, bool is_causal,
+                   std::int64_t window_size_left, std::int64_t window_size_right, double softcap, bool return_softmax,
+                   const py::object& gen_, std::int64_t num_splits) {
+  refuse_generator(gen_);
+  py::gil_scoped_release no_gil;
+  refuse_cache_arguments(tensor_or_none(block_table_), tensor_or_none(leftpad_k_), tensor_or_none(seqused_k));
+  TORCH_CHECK_NOT_IMPLEMENTED(num_splits == 0 || num_splits == 1, "flash_attn: num_splits = ", num_splits,
+                              " is not supported yet; pass 0 or 1");
+  Call call = make_call(q, k, v, alibi_slopes_,
+                        {p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
+  set_lengths(call, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k);
+  return run_forward(call, out_, return_softmax);
+}
+
+// `deterministic` asks for nothing more: no backend of this build has a nondeterministic backward pass.
+Tensors bwd(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+            const at::Tensor& out, const at::Tensor& softmax_lse, const OptionalTensor& dq_, const OptionalTensor& dk_,
+            const OptionalTensor& dv_, const OptionalTensor& alibi_slopes_, double p_dropout, double softmax_scale,
+            bool is_causal, std::int64_t window_size_left, std::int64_t window_size_right, double softcap,
+            bool /*deterministic*/, const py::object& gen_, const OptionalTensor& rng_state) {
+  refuse_generator(gen_);
+  py::gil_scoped_release no_gil;
+  Call call = make_call(q, k, v, alibi_slopes_,
+                        {p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
+  return run_backward(call, {dout, out, softmax_lse}, dq_, dk_, dv_, rng_state);
+}
+
+Tensors varlen_bwd(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                   const at::Tensor& out, const at::Tensor& softmax_lse, const OptionalTensor& dq_,
+                   const OptionalTensor& dk_, const OptionalTensor& dv_, const at::Tensor& cu_seqlens_q,
+                   const at::Tensor& cu_seqlens_k, const OptionalTensor& alibi_slopes_, std::int64_t max_seqlen_q,
+                   std::int64_t max_seqlen_k, double p_dropout, double softmax_scale, bool /*zero_tensors*/,
+                   bool is_causal, std::int64_t window_size_left, std::int64_t window_size_right, double softcap,
+                   bool /*deterministic*/, const py::object& gen_, const OptionalTensor& rng_state) {
+  refuse_generator(gen_);
+  py::gil_scoped_release no_gil;
+  Call call = make_call(q, k, v, alibi_slopes_,
+                        {p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
+  set_lengths(call, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k);
+  return run_backward(call, {dout, out, softmax_lse}, dq_, dk_, dv_, rng_state);
+}
+
+py::object fwd_kvcache(const py::args&, const py::kwargs&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "flash_attn: fwd_kvcache (flash_attn_with_kvcache) is not supported yet; keep the cache yourself "
+                              "and call flash_attn_func or flash_attn_varlen_func");
+}
+
+py::dict explain_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& cu_seqlens_q,
+                      const OptionalTensor& cu_seqlens_k, std::int64_t max_seqlen_q, std::int64_t max_seqlen_k,
+                      double dropout_p, double softmax_scale, bool causal, std::int64_t window_size_left,
+                      std::int64_t window_size_right, double softcap, const OptionalTensor& alibi_slopes,
+                      bool backward_pass) {
+  Call call = make_call(q, k, v, alibi_slopes,
+                        {dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap});
+  set_lengths(call, tensor_or_none(cu_seqlens_q), tensor_or_none(cu_seqlens_k), max_seqlen_q, max_seqlen_k);
+  const auto explanation = explain(call, backward_pass ? Pass::backward : Pass::forward);
+  py::dict result;
+  result["backend"] = explanation.backend;
+  result["kernel"] = explanation.kernel;
+  result["instruction_set"] = explanation.instruction_set;
+  result["tile"] = explanation.tile;
+  result["reasons"] = explanation.reasons;
+  return result;
+}
+
+/// Python's exceptions without the C++ stack that c10::Error::what() carries.
+void translate(std::exception_ptr exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const c10::NotImplementedError& error) {
+    PyErr_SetString(PyExc_NotImplementedError, error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+  }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(flash_attn_2_cuda, m) {
+  using py::arg;
+  py::register_exception_translator(translate);
+  m.doc() = "Raw attention functions with upstream flash_attn_2_cuda's positional arguments, on every backend of this build.";
+  m.attr("_built_for_torch") = TORCH_VERSION;
+  m.def("_core_version", [] { return kVersion; }, "Version of the core library's interface that this was compiled with.");
+
+  m.def("fwd", &fwd, "Forward pass, dense: [out, softmax_lse, p, rng_state].", arg("q"), arg("k"), arg("v"),
+        arg("out_"), arg("alibi_slopes_"), arg("p_dropout"), arg("softmax_scale"), arg("is_causal"),
+        arg("window_size_left"), arg("window_size_right"), arg("softcap"), arg("return_softmax"), arg("gen_"));
+  m.def("varlen_fwd", &varlen_fwd, "Forward pass, varlen: [out, softmax_lse, p, rng_state].", arg("q"), arg("k"),
+        arg("v"), arg("out_"), arg("cu_seqlens_q"), arg("cu_seqlens_k"), arg("seqused_k"), arg("leftpad_k_"),
+        arg("block_table_"), arg("alibi_slopes_"), arg("max_seqlen_q"), arg("max_seqlen_k"), arg("p_dropout"),
+        arg("softmax_scale"), arg("zero_tensors"), arg("is_causal"), arg("window_size_left"), arg("window_size_right"),
+        arg("softcap"), arg("return_softmax"), arg("gen_"), arg("num_splits") = 0);
+  m.def("bwd", &bwd, "Backward pass, dense: [dq, dk, dv, softmax_d].", arg("dout"), arg("q"), arg("k"), arg("v"),
+        arg("out"), arg("softmax_lse"), arg("dq_"), arg("dk_"), arg("dv_"), arg("alibi_slopes_"), arg("p_dropout"),
+        arg("softmax_scale"), arg("is_causal"), arg("window_size_left"), arg("window_size_right"), arg("softcap"),
+        arg("deterministic"), arg("gen_"), arg("rng_state"));
+  m.def("varlen_bwd", &varlen_bwd, "Backward pass, varlen: [dq, dk, dv, softmax_d].", arg("dout"), arg("q"), arg("k"),
+        arg("v"), arg("out"), arg("softmax_lse"), arg("dq_"), arg("dk_"), arg("dv_"), arg("cu_seqlens_q"),
+        arg("cu_seqlens_k"), arg("alibi_slopes_"), arg("max_seqlen_q"), arg("max_seqlen_k"), arg("p_dropout"),
+        arg("softmax_scale"), arg("zero_tensors"), arg("is_causal"), arg("window_size_left"), arg("window_size_right"),
+        arg("softcap"), arg("deterministic"), arg("gen_"), arg("rng_state"));
+  m.def("fwd_kvcache", &fwd_kvcache, "Not supported yet: raises NotImplementedError.");
+
+  m.def("_explain", &explain_call, "Backend, kernel, instruction_set, tile and reasons of a call, without running it.",
+        arg("q"), arg("k"), arg("v"), arg("cu_seqlens_q"), arg("cu_seqlens_k"), arg("max_seqlen_q"),
+        arg("max_seqlen_k"), arg("dropout_p"), arg("softmax_scale"), arg("causal"), arg("window_size_left"),
+        arg("window_size_right"), arg("softcap"), arg("alibi_slopes"), arg("backward") = false);
+  m.def("_force_cpu_isa", &force_cpu_instruction_set, "Debug switch: use that instruction set; \"\" returns to the best.",
+        arg("name"));
+  m.def("_cpu_isas", &cpu_instruction_sets, "CPU instruction sets of this build that this machine executes, best first.");
+}
+
+}  // namespace flash_attn::torch_binding

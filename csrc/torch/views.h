@@ -1,0 +1,76 @@
+// From torch's tensors and threads to the core's views and executor.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <flash_attn/attention.h>
+
+#include <algorithm>
+
+namespace flash_attn::torch_binding {
+
+inline constexpr const char* kBackends = "cpu";
+
+/// Raises unless `tensor` is plain strided memory on a device that a backend of this build computes on.
+inline void check_plain(const at::Tensor& tensor, const char* name) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.device().is_cpu(), "flash_attn: ", name, " is on ", tensor.device(),
+                              ", for which this build has no backend (it has no GPU backend); move the tensors to one of: ",
+                              kBackends);
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided && !tensor.is_nested(), "flash_attn: ", name,
+                              " must be a dense strided tensor, got ", tensor.is_nested() ? "a nested one, " : "layout ",
+                              tensor.layout(), "; use to_dense(), or varlen attention with cu_seqlens");
+  TORCH_CHECK(!tensor.is_neg(), "flash_attn: ", name, " is a lazily negated view; pass ", name, ".resolve_neg()");
+}
+
+inline void check_device(const at::Tensor& tensor, const char* name, at::Device device) {
+  TORCH_CHECK(tensor.device() == device, "flash_attn: ", name, " is on ", tensor.device(), " and another tensor on ",
+              device, "; all tensors of a call must be on one device");
+}
+
+inline DType core_dtype(const at::Tensor& tensor, const char* name) {
+  switch (tensor.scalar_type()) {
+    case at::kHalf: return DType::f16;
+    case at::kBFloat16: return DType::bf16;
+    case at::kFloat: return DType::f32;
+    case at::kDouble: return DType::f64;
+    case at::kInt: return DType::i32;
+    case at::kLong: return DType::i64;
+    default:
+      TORCH_CHECK(false, "flash_attn: ", name, " has dtype ", tensor.scalar_type(),
+                  "; accepted: float16, bfloat16, float32 and float64, int32 for cu_seqlens, int64 for rng_state");
+  }
+}
+
+/// View of `tensor`, which must be on `device`. An undefined tensor gives a view that is not given.
+inline TensorView view(const at::Tensor& tensor, const char* name, at::Device device) {
+  TensorView result;
+  if (!tensor.defined()) return result;
+  check_device(tensor, name, device);
+  check_plain(tensor, name);
+  const auto ndim = tensor.dim();
+  const auto max_ndim = static_cast<std::int64_t>(result.sizes.size());
+  TORCH_CHECK(ndim >= 1 && ndim <= max_ndim, "flash_attn: ", name, " must have 1 to ", max_ndim,
+              " dimensions, got shape ", tensor.sizes());
+  result.data = tensor.data_ptr();
+  TORCH_CHECK(result.data != nullptr || tensor.numel() == 0, "flash_attn: ", name,
+              " holds no memory (a fake tensor or a wrapper subclass); call the operators torch.ops.flash_attn.* instead");
+  result.dtype = core_dtype(tensor, name);
+  result.ndim = static_cast<int>(ndim);
+  std::copy_n(tensor.sizes().begin(), ndim, result.sizes.begin());
+  std::copy_n(tensor.strides().begin(), ndim, result.strides.begin());
+  return result;
+}
+
+/// Runs on torch's intra-op pool, so that a process has one pool and torch.set_num_threads governs it.
+inline Executor torch_executor() {
+  Executor executor;
+  executor.num_threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  executor.run = [](void*, int n, void (*body)(void* arg, int worker), void* arg) {
+    at::parallel_for(0, n, 1, [=](std::int64_t begin, std::int64_t end) {
+      for (auto worker = begin; worker < end; ++worker) body(arg, static_cast<int>(worker));
+    });
+  };
+  return executor;
+}
+
+}  // namespace flash_attn::torch_binding

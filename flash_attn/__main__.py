@@ -1,0 +1,122 @@
+"""`python -m flash_attn`: what this installation is, runs on and lacks. `--json` prints the same for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from typing import Any, Dict
+
+import flash_attn
+from flash_attn import _backend_choice, _native
+
+MISSING = {
+    "GPU kernels": "tensors must be on the CPU",
+    "Triton backend": f"{_backend_choice.VARIABLE}=TRUE is refused",
+    "flash_attn_with_kvcache": "raises NotImplementedError",
+    "paged keys and values (block_table)": "raises NotImplementedError",
+    "leftpad_k and seqused_k in _flash_attn_varlen_forward": "raise NotImplementedError",
+}
+ENVIRONMENT = ("FLASH_ATTN_CPU_ISA", _backend_choice.VARIABLE, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def _file(path: str) -> Dict[str, Any]:
+    return {"path": path, "bytes": os.path.getsize(path) if os.path.exists(path) else None}
+
+
+def _problem() -> str:
+    """Why attention cannot be called in this environment, in one sentence; empty if it can."""
+    try:
+        import flash_attn.flash_attn_interface  # noqa: F401
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+def _cpu_backend() -> Dict[str, Any]:
+    """Instruction sets that this build has for this machine, best first, and what each dtype's forward runs."""
+    import torch
+
+    def chosen(dtype):
+        q = torch.empty(1, 1, 1, 64, dtype=dtype)
+        return flash_attn.explain(q, q, q).instruction_set
+
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    return {
+        "available": _native.load()._cpu_isas(),
+        "chosen": {str(dtype).replace("torch.", ""): chosen(dtype) for dtype in dtypes},
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _torch_version():
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.__version__
+
+
+def _binding(module) -> Dict[str, Any]:
+    return {**_file(module.__file__), "built_for_torch": module._built_for_torch}
+
+
+def report() -> Dict[str, Any]:
+    """Everything that is printed, as one dictionary. `problem` is empty in an installation that works."""
+    problem = _problem()
+    module = None if problem else _native.load()
+    return {
+        "flash_attn": {"version": flash_attn.__version__, "backend_version": flash_attn.__backend_version__},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "torch": {"running": _torch_version(), "built_for": _native.available_bindings()},
+        "core_library": _file(_native.core_library(module and module.__file__)),
+        "binding": module and _binding(module),
+        "backends": {"cpu": _cpu_backend()} if module else {},
+        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        "missing": MISSING,
+        "problem": problem,
+    }
+
+
+def _text(facts: Dict[str, Any]) -> str:
+    def size(file):
+        missing = file["bytes"] is None
+        return f"{file['path']} ({'not there' if missing else '{:.2f} MB'.format(file['bytes'] / 1e6)})"
+
+    versions = facts["flash_attn"]
+    built_for = [f"{release} ({', '.join(names)})" for release, names in facts["torch"]["built_for"].items()]
+    lines = [
+        f"flash_attn      {versions['version']} (interface), {versions['backend_version']} (this implementation)",
+        f"python          {facts['python']} on {facts['machine']}",
+        f"torch           {facts['torch']['running'] or 'not installed'}",
+        f"built for torch {', '.join(built_for) or 'none'}",
+        f"core library    {size(facts['core_library'])}",
+    ]
+    if facts["binding"]:
+        lines.append(f"binding         {size(facts['binding'])}, from torch {facts['binding']['built_for_torch']}")
+    for name, backend in facts["backends"].items():
+        chosen = ", ".join(f"{dtype} {isa}" for dtype, isa in backend["chosen"].items())
+        lines += [
+            f"backend {name}     {backend['threads']} threads; this machine runs {', '.join(backend['available'])}",
+            f"                chosen: {chosen}",
+        ]
+    lines += [f"environment     {name}={value}" for name, value in facts["environment"].items()]
+    lines += [f"not there yet   {what}: {how}" for what, how in facts["missing"].items()]
+    lines.append(f"problem         {facts['problem'] or 'none'}")
+    return "\n".join(lines)
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m flash_attn", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    options = parser.parse_args(arguments)
+    facts = report()
+    print(json.dumps(facts, indent=2) if options.json else _text(facts))
+    return 1 if facts["problem"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

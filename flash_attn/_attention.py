@@ -1,0 +1,328 @@
+"""The public attention functions: differentiable, traceable by torch.compile(fullgraph=True).
+
+The algorithm is FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691). `flash_attn_func` documents the
+arguments that all of them take.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import torch
+
+from flash_attn import _raw  # loads the binding, which registers torch.ops.flash_attn  # noqa: F401
+
+_attention = torch.ops.flash_attn.attention.default
+_attention_kvpacked = torch.ops.flash_attn.attention_kvpacked.default
+_attention_qkvpacked = torch.ops.flash_attn.attention_qkvpacked.default
+
+_DENSE = (None, None, 0, 0)  # no cu_seqlens_q, cu_seqlens_k; their max_seqlen_q, max_seqlen_k are unused
+
+
+def window_bounds(window_size):
+    """(left, right) as the operators take them: -1 for None, an int for an item that is a tensor."""
+    if window_size is None:
+        return -1, -1
+    if not hasattr(window_size, "__getitem__") or len(window_size) != 2:
+        raise ValueError(f"window_size is {window_size!r}; it must have two items, (left, right), -1 being unbounded.")
+    left, right = window_size[0], window_size[1]
+    return -1 if left is None else as_int(left), -1 if right is None else as_int(right)
+
+
+def as_int(value):
+    """A one-item tensor's value. Anything else passes unchanged, so that a SymInt stays symbolic."""
+    return int(value) if isinstance(value, torch.Tensor) else value
+
+
+def scale_or_default(softmax_scale, packed_or_q):
+    """softmax_scale, or D ** -0.5 for None. The operators refuse what has no D, whatever the scale."""
+    if softmax_scale is not None:
+        return softmax_scale
+    has_head_dim = isinstance(packed_or_q, torch.Tensor) and packed_or_q.dim() > 0 and packed_or_q.shape[-1] > 0
+    return packed_or_q.shape[-1] ** -0.5 if has_head_dim else 1.0
+
+
+def _attend(
+    op,
+    tensors,
+    lengths,
+    dropout_p,
+    softmax_scale,
+    causal,
+    window_size,
+    softcap,
+    alibi_slopes,
+    deterministic,
+    return_attn_probs,
+):
+    """Calls one of the three operators. lengths: (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)."""
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
+    left, right = window_bounds(window_size)
+    out, softmax_lse, s_dmask = op(
+        *tensors,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        as_int(max_seqlen_q),
+        as_int(max_seqlen_k),
+        dropout_p,
+        scale_or_default(softmax_scale, tensors[0]),
+        causal,
+        left,
+        right,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return (out, softmax_lse, s_dmask) if return_attn_probs else out
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """Attention of q (B,Sq,H,D) over k (B,Sk,Hk,D) and v (B,Sk,Hk,Dv): out (B,Sq,H,Dv).
+
+    Letters: B batch, H query heads, Hk key/value heads (H % Hk == 0; query head h reads kv head h // (H // Hk)),
+    Sq / Sk query / key length, D head dim of queries and keys, Dv of values (each 1 to 576); Tq / Tk tokens of a
+    packed batch.
+
+    q, k, v: fp16, bf16, fp32 or fp64 (fp64 on the CPU), all the same, on one device, any strides (copied where the
+        last is not 1). Gradients flow to these.
+    dropout_p: probability in [0, 1) with which a softmax weight is dropped; the others are scaled by 1 / (1 - p).
+        The mask follows torch.manual_seed and is the same in backward. Pass 0.0 for evaluation.
+    softmax_scale: score = softmax_scale * q.k; None is D ** -0.5.
+    causal: query i sees key j iff j <= i + Sk - Sq (aligned to the bottom right corner).
+    window_size: (left, right), any two-item indexable. Query i sees keys [i + Sk - Sq - left, i + Sk - Sq + right];
+        a negative item or None is unbounded, so is None for both. causal=True makes right 0.
+    softcap: > 0: score = softcap * tanh(score / softcap), before ALiBi and mask. Not together with dropout.
+    alibi_slopes: fp32 (H) or (B,H): adds -slope * |i + Sk - Sq - j| to the score. No gradient.
+    deterministic: bit-identical gradients from run to run. The CPU backend's always are.
+    return_attn_probs: also return softmax_lse and S_dmask; neither carries gradient.
+
+    Returns out in q's dtype or, with return_attn_probs, (out, softmax_lse, S_dmask):
+    softmax_lse (B,H,Sq): natural log of the softmax denominator, fp32 (fp64 when q is); +inf for a row that sees no
+        key, whose out and gradients are 0.
+    S_dmask (B,H,Sq,Sk), for tests: q's dtype. exp(score - row maximum), negative where dropout dropped the weight;
+        shape (0) when dropout_p is 0.
+
+    Raises RuntimeError for malformed input (ValueError for a window_size without two items), naming the argument,
+    what was passed and what is accepted.
+    """
+    return _attend(
+        _attention,
+        (q, k, v),
+        _DENSE,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_kvpacked_func(
+    q,
+    kv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """`flash_attn_func` of q (B,Sq,H,D) and kv (B,Sk,2,Hk,D), keys then values: out (B,Sq,H,D).
+
+    Backward writes one gradient for kv, without concatenating those of keys and values.
+    """
+    return _attend(
+        _attention_kvpacked,
+        (q, kv),
+        _DENSE,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """`flash_attn_func` of qkv (B,S,3,H,D), queries, keys, values: out (B,S,H,D). Backward writes one gradient."""
+    return _attend(
+        _attention_qkvpacked,
+        (qkv,),
+        _DENSE,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+):
+    """Attention within each sequence of a packed batch: q (Tq,H,D), k (Tk,Hk,D), v (Tk,Hk,Dv) -> out (Tq,H,Dv).
+
+    cu_seqlens_q, cu_seqlens_k: int32 (B+1) on q's device, contiguous, from 0: sequence b is rows cu_seqlens[b] to
+        cu_seqlens[b+1] - 1. Empty sequences are fine on either side.
+    max_seqlen_q, max_seqlen_k: int (or one-item tensor), at least the longest sequence.
+    block_table: paged keys and values are not there yet; anything but None raises NotImplementedError.
+
+    With return_attn_probs: (out, softmax_lse (H,Tq), S_dmask (B,H,max_seqlen_q,max_seqlen_k)).
+    The other arguments, dtypes and errors: see `flash_attn_func`; Sq and Sk are each sequence's own lengths.
+    """
+    if block_table is not None:
+        raise NotImplementedError(
+            "block_table was given, but paged keys and values are not in this version of flash_attn: gather the pages "
+            "into k (Tk,Hk,D) and v (Tk,Hk,Dv) and pass block_table=None."
+        )
+    return _attend(
+        _attention,
+        (q, k, v),
+        (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_kvpacked_func(
+    q,
+    kv,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """`flash_attn_varlen_func` of q (Tq,H,D) and kv (Tk,2,Hk,D), keys then values: out (Tq,H,D)."""
+    return _attend(
+        _attention_kvpacked,
+        (q, kv),
+        (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv,
+    cu_seqlens,
+    max_seqlen,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """`flash_attn_varlen_func` of qkv (T,3,H,D), queries, keys, values, with cu_seqlens for both: out (T,H,D)."""
+    return _attend(
+        _attention_qkvpacked,
+        (qkv,),
+        (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen),
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens: Optional[Union[int, torch.Tensor]] = None,
+    cache_batch_idx: Optional[torch.Tensor] = None,
+    cache_leftpad: Optional[torch.Tensor] = None,
+    block_table: Optional[torch.Tensor] = None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    rotary_interleaved=True,
+    alibi_slopes=None,
+    num_splits=0,
+    return_softmax_lse=False,
+):
+    """Decoding with a key/value cache. Not there yet: every call raises NotImplementedError."""
+    raise NotImplementedError(
+        "flash_attn_with_kvcache is not in this version of flash_attn: append k and v to the cache yourself and call "
+        "flash_attn_func or flash_attn_varlen_func over the valid part of it."
+    )

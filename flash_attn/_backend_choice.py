@@ -1,0 +1,30 @@
+"""The one environment variable that selects a backend: FLASH_ATTENTION_TRITON_AMD_ENABLE, upstream's name."""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
+_TRUE = ("true", "1", "on", "yes")
+_FALSE = ("false", "0", "off", "no", "")
+
+
+def triton_requested() -> bool:
+    """Whether the variable asks for the Triton backend; ImportError when it holds neither a yes nor a no."""
+    value = os.environ.get(VARIABLE, "")
+    if value.lower() not in _TRUE + _FALSE:
+        raise ImportError(
+            f"{VARIABLE} is {value!r}; accepted, in any case: {', '.join(_TRUE)} to select the Triton backend, "
+            f"{', '.join(filter(None, _FALSE))} or unset for the native one."
+        )
+    return value.lower() in _TRUE
+
+
+def use_triton() -> bool:
+    """The value of USE_TRITON_ROCM. There is no Triton backend yet, so a yes is an ImportError, never ignored."""
+    if triton_requested():
+        raise ImportError(
+            f"{VARIABLE} is {os.environ[VARIABLE]!r}, but the Triton backend is not in this version of flash_attn: "
+            "unset it to use the native backend."
+        )
+    return False

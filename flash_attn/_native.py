@@ -1,0 +1,90 @@
+"""Finds and loads the extension module `flash_attn_2_cuda`, the only part that is built per torch and Python version.
+
+    lib/libflash_attn.so                                      the core: no torch, no Python
+    lib/torch-<major>.<minor>/flash_attn_2_cuda<EXT_SUFFIX>   one binding per torch and Python
+    lib/torch-<major>.<minor>/libflash_attn.so                the core again, where a torch has another C++ ABI
+
+Loading a binding registers the operators `torch.ops.flash_attn.*`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import sys
+import sysconfig
+from types import ModuleType
+from typing import Dict, List, Optional
+
+MODULE_NAME = "flash_attn_2_cuda"
+CORE_NAME = "libflash_attn.so"
+LIBRARY_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
+_REMEDY = "run `pip install --no-build-isolation .` in its source tree, in this environment"
+
+
+def torch_release(version: str) -> str:
+    """The part of a torch version that a binding is built for: "2.13" of "2.13.0+cpu", "1.13" of "1.13.0a0"."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        raise ImportError(f"torch.__version__ is {version!r}, which does not start with a release number such as 2.13.")
+    return f"{match[1]}.{match[2]}"
+
+
+def core_library(binding: Optional[str] = None) -> str:
+    """Path of the core library that a binding uses: the one beside it if there is one, else the common one."""
+    beside = os.path.join(os.path.dirname(binding), CORE_NAME) if binding else ""
+    return beside if os.path.exists(beside) else os.path.join(LIBRARY_DIR, CORE_NAME)
+
+
+def extension_suffix() -> str:
+    """What a binding's file name ends with under the running Python."""
+    return sysconfig.get_config_var("EXT_SUFFIX")
+
+
+def available_bindings() -> Dict[str, List[str]]:
+    """Torch release -> file names of the bindings built for it."""
+    found = {}
+    for folder in sorted(os.listdir(LIBRARY_DIR)) if os.path.isdir(LIBRARY_DIR) else []:
+        prefix, _, release = folder.partition("-")
+        if prefix == "torch":
+            names = sorted(os.listdir(os.path.join(LIBRARY_DIR, folder)))
+            found[release] = [name for name in names if name.startswith(MODULE_NAME + ".")]
+    return found
+
+
+def binding_path(torch_version: str) -> str:
+    """The binding for a torch version and the running Python; ImportError when it was not built."""
+    release = torch_release(torch_version)
+    bindings = available_bindings()
+    name = MODULE_NAME + extension_suffix()
+    if name in bindings.get(release, []):
+        return os.path.join(LIBRARY_DIR, f"torch-{release}", name)
+    built = "; ".join(f"torch {r} ({file[len(MODULE_NAME) + 1 :]})" for r, files in bindings.items() for file in files)
+    raise ImportError(
+        f"flash_attn is built for {built or 'no torch at all'}, and this is torch {torch_version} "
+        f"({extension_suffix()[1:]}): {_REMEDY}."
+    )
+
+
+@functools.cache
+def load() -> ModuleType:
+    """The extension module `flash_attn_2_cuda` for the running torch, loaded once per process.
+
+    Raises ImportError, in one sentence with the remedy, when there is none or it does not fit.
+    """
+    import torch  # first: the binding's undefined symbols resolve to the libraries that this loads
+
+    path = binding_path(torch.__version__)
+    spec = importlib.util.spec_from_file_location(MODULE_NAME, path)
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (ImportError, OSError) as error:
+        raise ImportError(
+            f"flash_attn's binding {path} does not load under torch {torch.__version__} "
+            f"({' '.join(str(error).split())}): {_REMEDY}."
+        ) from error
+    sys.modules[MODULE_NAME] = module
+    return module

@@ -1,0 +1,180 @@
+"""Builds flash_attn: setuptools packs the Python files, CMake compiles the core library and the binding for one torch.
+
+Metadata is given here, and nothing imports torch, so `pip` can ask for it in an environment without torch.
+docs/building.md describes every environment variable that is read.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+CMAKE_MINIMUM = (3, 25)
+
+
+def package_version():
+    """The version in flash_attn/__init__.py, without importing the package."""
+    text = (ROOT / "flash_attn" / "__init__.py").read_text(encoding="utf-8")
+    return re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)[1]
+
+
+def max_jobs():
+    """Compilers at a time: MAX_JOBS, else one per processor as far as memory allows 2 GiB for each."""
+    given = os.environ.get("MAX_JOBS", "")
+    if given:
+        if not re.fullmatch(r"[1-9][0-9]*", given):
+            raise SystemExit(f"MAX_JOBS is {given!r}; it must be an integer of at least 1, or unset.")
+        return int(given)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        gibibytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**30
+    except (AttributeError, ValueError, OSError):
+        return processors
+    return max(1, min(processors, gibibytes // 2))
+
+
+def torch_dir():
+    """Directory of the installed torch package, also from inside pip's isolated build environment, which hides it."""
+    given = os.environ.get("FLASH_ATTN_TORCH_DIR", "")
+    if given:
+        return given
+    spec = importlib.util.find_spec("torch")
+    if spec is not None and spec.submodule_search_locations:
+        return spec.submodule_search_locations[0]
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    if sys.prefix == sys.base_prefix:
+        folders.append(site.getusersitepackages())
+    for folder in folders:
+        if os.path.isfile(os.path.join(folder, "torch", "version.py")):
+            return os.path.join(folder, "torch")
+    raise SystemExit(
+        f"flash_attn is compiled for the torch of its environment and {sys.executable} has none: install torch first, and "
+        "where it is installed but hidden from the build (uv does that), pass --no-build-isolation or set "
+        "FLASH_ATTN_TORCH_DIR to what `python -c 'import torch; print(torch.__path__[0])'` prints."
+    )
+
+
+def torch_release(folder):
+    """ "2.13" for the torch package in that directory; "unknown" when CMake will have to complain about it."""
+    try:
+        text = Path(folder, "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    match = re.search(r"^__version__.*?(\d+\.\d+)", text, re.MULTILINE)
+    return match[1] if match else "unknown"
+
+
+def find_program(name):
+    """Paths of a program: on PATH, then beside the running Python, where pip puts it when no environment is activated."""
+    return [path for path in (shutil.which(name), shutil.which(name, path=os.path.dirname(sys.executable))) if path]
+
+
+def find_cmake():
+    """The first CMake that is new enough."""
+    found = []
+    for path in find_program("cmake"):
+        output = subprocess.run([path, "--version"], stdout=subprocess.PIPE, text=True).stdout
+        match = re.search(r"version (\d+)\.(\d+)", output)
+        if match and (int(match[1]), int(match[2])) >= CMAKE_MINIMUM:
+            return path
+        found.append(f"{path} ({match[0] if match else 'does not run'})")
+    raise SystemExit(
+        f"CMake {CMAKE_MINIMUM[0]}.{CMAKE_MINIMUM[1]} or newer is needed and {', '.join(found) or 'none'} was found: "
+        "run `pip install cmake ninja`."
+    )
+
+
+def run_cmake(*arguments):
+    """Runs CMake; ends the build when it fails, with its output above the message."""
+    print("+", *arguments, flush=True)
+    status = subprocess.run(arguments).returncode
+    if status:
+        raise SystemExit(f"`{' '.join(arguments[:3])} ...` failed with status {status}; the reason is printed above.")
+
+
+class CMakeBuild(build_ext):
+    """Compiles with CMake and installs lib/ into the package: of the wheel, or of this tree for an editable install."""
+
+    def run(self):
+        torch = torch_dir()
+        build_dir = self._build_dir(torch)
+        jobs = str(max_jobs())
+        cmake = find_cmake()
+        self._configure(cmake, build_dir, torch)
+        run_cmake(cmake, "--build", str(build_dir), "--parallel", jobs)
+        package = ROOT / "flash_attn" if self.inplace or self.editable_mode else Path(self.build_lib) / "flash_attn"
+        run_cmake(cmake, "--install", str(build_dir), "--component", "python", "--prefix", str(package), "--strip")
+
+    def _build_dir(self, torch):
+        """Kept between builds, so that the next one compiles what has changed; one per torch and Python."""
+        given = os.environ.get("FLASH_ATTN_BUILD_DIR", "")
+        name = f"torch-{torch_release(torch)}{sysconfig.get_config_var('EXT_SUFFIX')}"
+        return ROOT / given if given else ROOT / "build" / name
+
+    def _configure(self, cmake, build_dir, torch):
+        cache = build_dir / "CMakeCache.txt"
+        if cache.is_file() and f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n" not in cache.read_text(encoding="utf-8"):
+            shutil.rmtree(build_dir)  # the tree was moved or copied, and CMake refuses another's build directory
+        ninja = find_program("ninja")
+        generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja[0]}"] if ninja else ["-G", "Unix Makefiles"]
+        if cache.is_file() and f"CMAKE_GENERATOR:INTERNAL={generator[1]}\n" not in cache.read_text(encoding="utf-8"):
+            shutil.rmtree(build_dir)
+        run_cmake(
+            cmake,
+            "-S",
+            str(ROOT),
+            "-B",
+            str(build_dir),
+            *generator,
+            f"-DFLASH_ATTN_TORCH_DIR={torch}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            # A user's newer compiler may have warnings that this release does not know.
+            "-DFLASH_ATTN_WERROR=OFF",
+            "-DFLASH_ATTN_TESTS=OFF",
+            *os.environ.get("CMAKE_ARGS", "").split(),
+        )
+
+    def get_outputs(self):
+        return []
+
+    def get_output_mapping(self):
+        return {}
+
+
+class CleanBuildPy(build_py):
+    """Starts from an empty build/lib, which setuptools would otherwise pack with whatever an earlier build left there."""
+
+    def run(self):
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+setup(
+    name="flash_attn",
+    version=package_version(),
+    description="FlashAttention for AMD GPUs and CPUs, with the interface of flash-attn",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="flash_attn for AMD contributors",
+    license="BSD-3-Clause",
+    license_files=["LICENSE"],
+    python_requires=">=3.9",
+    packages=find_packages(include=["flash_attn", "flash_attn.*"]),
+    py_modules=["flash_attn_2_cuda"],
+    ext_modules=[Extension("flash_attn.lib.flash_attn_2_cuda", sources=[])],
+    cmdclass={"build_ext": CMakeBuild, "build_py": CleanBuildPy},
+    # Written so that Debian's 1.13.0a0, a release by its content but not by its number, is accepted too.
+    install_requires=["torch>1.12.1", "einops"],
+    zip_safe=False,
+)

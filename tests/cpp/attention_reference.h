@@ -1,0 +1,176 @@
+// Attention in double precision, written plainly from its definition: softmax(scale * Q K^T + ...) V, one row at a time.
+// Gradients by the chain rule over the whole matrices. The oracle of every C++ test of a backend.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "core/dropout.h"
+#include "core/numeric.h"
+#include "flash_attn/attention.h"
+
+namespace flash_attn::testing {
+
+struct Shape {
+  std::int64_t B = 1, H = 2, Hk = 2, Sq = 64, Sk = 64, D = 32, Dv = 32;
+};
+
+struct Features {
+  bool causal = false;
+  std::int64_t window_left = -1, window_right = -1;
+  double softcap = 0.0;
+  bool alibi = false;
+  double dropout_p = 0.0;
+};
+
+// One tensor of a problem: values as the backend sees them (rounded to dtype) in double, and the storage.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(std::vector<std::int64_t> shape, DType dtype) : dtype_(dtype), shape_(std::move(shape)) {
+    std::int64_t n = 1;
+    for (std::int64_t s : shape_) n *= s;
+    bytes_.assign(static_cast<std::size_t>(n * size_of(dtype)) + 1, char(0x5a));  // Poison: outputs must be overwritten.
+    n_ = n;
+  }
+  static Tensor random(std::vector<std::int64_t> shape, DType dtype, std::mt19937& generator, double scale = 1.0) {
+    Tensor t(std::move(shape), dtype);
+    std::normal_distribution<double> normal(0.0, scale);
+    for (std::int64_t i = 0; i < t.n_; ++i) t.set(i, normal(generator));
+    return t;
+  }
+  std::int64_t size() const { return n_; }
+  double get(std::int64_t i) const {
+    const char* p = bytes_.data() + i * size_of(dtype_);
+    switch (dtype_) {
+      case DType::f16: return to_float(*reinterpret_cast<const Half*>(p));
+      case DType::bf16: return to_float(*reinterpret_cast<const BFloat16*>(p));
+      case DType::f32: return *reinterpret_cast<const float*>(p);
+      default: return *reinterpret_cast<const double*>(p);
+    }
+  }
+  void set(std::int64_t i, double value) {
+    char* p = bytes_.data() + i * size_of(dtype_);
+    switch (dtype_) {
+      case DType::f16: *reinterpret_cast<Half*>(p) = from_float<Half>(float(value)); break;
+      case DType::bf16: *reinterpret_cast<BFloat16*>(p) = from_float<BFloat16>(float(value)); break;
+      case DType::f32: *reinterpret_cast<float*>(p) = float(value); break;
+      default: *reinterpret_cast<double*>(p) = value;
+    }
+  }
+  TensorView view() {
+    TensorView v;
+    v.data = bytes_.data();
+    v.dtype = dtype_;
+    v.ndim = static_cast<int>(shape_.size());
+    std::int64_t stride = 1;
+    for (int d = v.ndim - 1; d >= 0; --d) {
+      v.sizes[d] = shape_[d];
+      v.strides[d] = stride;
+      stride *= shape_[d];
+    }
+    return v;
+  }
+  const std::vector<char>& bytes() const { return bytes_; }
+
+ private:
+  DType dtype_ = DType::f32;
+  std::vector<std::int64_t> shape_;
+  std::vector<char> bytes_;
+  std::int64_t n_ = 0;
+};
+
+struct Reference {
+  std::vector<double> out, lse, dq, dk, dv;
+};
+
+// Dense only; varlen tests compare sequence by sequence with the dense result.
+struct Problem64 {
+  Shape shape;
+  Features features;
+  double scale;
+  const std::vector<float>* slopes = nullptr;  // (H)
+  DropoutRule dropout;
+
+  bool visible(std::int64_t i, std::int64_t j) const {
+    const std::int64_t diagonal = i + shape.Sk - shape.Sq;
+    if (features.causal && j > diagonal) return false;
+    if (features.window_left >= 0 && features.window_left < shape.Sk && j < diagonal - features.window_left) return false;
+    return features.causal || features.window_right < 0 || features.window_right >= shape.Sk ||
+           j <= diagonal + features.window_right;
+  }
+  bool kept(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    if (!dropout.active) return true;
+    const PhiloxWords words = dropout.bytes(b, h, i, j / 64, int(j / 4 % 4));
+    return dropout.keep(words.w[j / 16 % 4] >> (8 * (j % 4)) & 255u);
+  }
+  double score(double dot, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    double s = scale * dot;
+    if (features.softcap > 0) s = features.softcap * std::tanh(s / features.softcap);
+    if (slopes) s -= (*slopes)[h] * std::abs(double(i + shape.Sk - shape.Sq - j));
+    return s;
+  }
+  Reference run(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) const;
+
+ private:
+  struct Row;
+  void run_row(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, std::int64_t b, std::int64_t h,
+               std::int64_t i, Reference& r) const;
+};
+
+inline void Problem64::run_row(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, std::int64_t b,
+                               std::int64_t h, std::int64_t i, Reference& r) const {
+  const Shape& s = shape;
+  const std::int64_t hk = h / (s.H / s.Hk), row = (b * s.Sq + i) * s.H + h;
+  const auto key = [&](std::int64_t j) { return (b * s.Sk + j) * s.Hk + hk; };
+  std::vector<double> scores(s.Sk, -std::numeric_limits<double>::infinity()), dots(s.Sk, 0.0);
+  double top = -std::numeric_limits<double>::infinity(), sum = 0.0;
+  for (std::int64_t j = 0; j < s.Sk; ++j) {
+    if (!visible(i, j)) continue;
+    for (std::int64_t d = 0; d < s.D; ++d) dots[j] += q.get(row * s.D + d) * k.get(key(j) * s.D + d);
+    scores[j] = score(dots[j], h, i, j);
+    top = std::max(top, scores[j]);
+  }
+  for (std::int64_t j = 0; j < s.Sk; ++j) sum += visible(i, j) ? std::exp(scores[j] - top) : 0.0;
+  r.lse[(b * s.H + h) * s.Sq + i] = sum > 0 ? top + std::log(sum) : std::numeric_limits<double>::infinity();
+  if (sum == 0) return;
+  std::vector<double> dp(s.Sk, 0.0);
+  double delta = 0.0;
+  for (std::int64_t j = 0; j < s.Sk; ++j) {
+    if (!visible(i, j)) continue;
+    const double p = std::exp(scores[j] - top) / sum, factor = kept(b, h, i, j) ? dropout.keep_scale : 0.0;
+    for (std::int64_t d = 0; d < s.Dv; ++d) {
+      r.out[row * s.Dv + d] += p * factor * v.get(key(j) * s.Dv + d);
+      r.dv[key(j) * s.Dv + d] += p * factor * dout.get(row * s.Dv + d);
+      dp[j] += factor * dout.get(row * s.Dv + d) * v.get(key(j) * s.Dv + d);
+    }
+    delta += p * dp[j];
+  }
+  for (std::int64_t j = 0; j < s.Sk; ++j) {
+    if (!visible(i, j)) continue;
+    double ds = std::exp(scores[j] - top) / sum * (dp[j] - delta) * scale;
+    if (features.softcap > 0) ds *= 1.0 - std::pow(std::tanh(scale * dots[j] / features.softcap), 2);
+    for (std::int64_t d = 0; d < s.D; ++d) {
+      r.dq[row * s.D + d] += ds * k.get(key(j) * s.D + d);
+      r.dk[key(j) * s.D + d] += ds * q.get(row * s.D + d);
+    }
+  }
+}
+
+inline Reference Problem64::run(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) const {
+  const Shape& s = shape;
+  Reference r;
+  r.out.assign(s.B * s.Sq * s.H * s.Dv, 0.0);
+  r.lse.assign(s.B * s.H * s.Sq, 0.0);
+  r.dq.assign(s.B * s.Sq * s.H * s.D, 0.0);
+  r.dk.assign(s.B * s.Sk * s.Hk * s.D, 0.0);
+  r.dv.assign(s.B * s.Sk * s.Hk * s.Dv, 0.0);
+  for (std::int64_t b = 0; b < s.B; ++b)
+    for (std::int64_t h = 0; h < s.H; ++h)
+      for (std::int64_t i = 0; i < s.Sq; ++i) run_row(q, k, v, dout, b, h, i, r);
+  return r;
+}
+
+}  // namespace flash_attn::testing

@@ -1,0 +1,65 @@
+#include "core/dropout.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "cpu/dropout_bytes.h"
+
+namespace flash_attn {
+namespace {
+
+// Known answers of Philox4x32-10 from the authors' Random123 distribution (kat_vectors).
+TEST(Philox, KnownAnswers) {
+  const struct {
+    PhiloxWords counter;
+    PhiloxKey key;
+    PhiloxWords expected;
+  } answers[] = {
+      {{{0, 0, 0, 0}}, {0, 0}, {{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}}},
+      {{{~0u, ~0u, ~0u, ~0u}}, {~0u, ~0u}, {{0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}}},
+      {{{0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}},
+       {0xa4093822u, 0x299f31d0u},
+       {{0xd16cfe09u, 0x94fdcceb, 0x5001e420u, 0x24126ea1u}}},
+  };
+  for (const auto& a : answers) {
+    const PhiloxWords got = philox4x32(a.counter, a.key);
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(got.w[i], a.expected.w[i]);
+  }
+}
+
+std::uint32_t byte_of(const DropoutRule& rule, index_t b, index_t h, index_t i, index_t j) {
+  const PhiloxWords words = rule.bytes(b, h, i, j / 64, int(j / 4 % 4));
+  return words.w[j / 16 % 4] >> (8 * (j % 4)) & 255u;
+}
+
+struct Scalar {};
+
+TEST(DropoutBytes, RowsAndColumnsFollowTheDefinition) {
+  const DropoutRule rule = make_dropout(0.2, -5, 77);
+  std::vector<std::uint8_t> row(512), columns(64 * 48);
+  cpu::dropout_row<Scalar>(rule, 3, 5, 1001, 128, 300, row.data());
+  for (index_t j = 0; j < 300; ++j) ASSERT_EQ(row[j], byte_of(rule, 3, 5, 1001, 128 + j)) << j;
+  cpu::dropout_columns<Scalar>(rule, 3, 5, 990, 40, 192, columns.data(), 48);
+  for (index_t j = 0; j < 64; ++j)
+    for (index_t i = 0; i < 40; ++i) ASSERT_EQ(columns[j * 48 + i], byte_of(rule, 3, 5, 990 + i, 192 + j)) << i << " " << j;
+}
+
+TEST(DropoutRule, ThresholdAndScale) {
+  EXPECT_FALSE(make_dropout(0.0, 1, 2).active);
+  const DropoutRule half = make_dropout(0.5, 1, 2);
+  EXPECT_EQ(half.keep_threshold, 127u);
+  EXPECT_DOUBLE_EQ(half.keep_scale, 2.0);
+  EXPECT_TRUE(half.keep(127));
+  EXPECT_FALSE(half.keep(128));
+  EXPECT_EQ(make_dropout(0.17, 1, 2).keep_threshold, 211u);  // floor(255 * 0.83)
+}
+
+TEST(DropoutRule, SeedAndOffsetBothMatter) {
+  const DropoutRule a = make_dropout(0.5, 1, 2), b = make_dropout(0.5, 2, 1), c = make_dropout(0.5, 1, std::int64_t(2) << 32);
+  EXPECT_NE(a.subkey.lo, b.subkey.lo);
+  EXPECT_NE(a.subkey.lo, c.subkey.lo);
+}
+
+}  // namespace
+}  // namespace flash_attn

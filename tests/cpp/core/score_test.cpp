@@ -1,0 +1,76 @@
+#include "core/score.h"
+
+#include <gtest/gtest.h>
+
+namespace flash_attn {
+namespace {
+
+ScoreRule<double> rule(index_t Sq, index_t Sk, index_t left, index_t right) {
+  ScoreRule<double> r{};
+  r.scale_log2 = kLog2e;
+  r.Sq = Sq;
+  r.Sk = Sk;
+  r.window_left = left;
+  r.window_right = right;
+  return r;
+}
+
+bool sees(const ScoreRule<double>& r, index_t i, index_t j) {
+  const index_t diagonal = i + r.Sk - r.Sq;
+  return (r.window_left < 0 || j >= diagonal - r.window_left) && (r.window_right < 0 || j <= diagonal + r.window_right);
+}
+
+// Every interval against the definition, for every small shape and window.
+class Visibility : public ::testing::TestWithParam<std::tuple<int, int, int, int>> {};
+
+TEST_P(Visibility, IntervalsFollowTheDefinition) {
+  const auto [Sq, Sk, left, right] = GetParam();
+  const ScoreRule<double> r = rule(Sq, Sk, left, right);
+  for (index_t i = 0; i < Sq; ++i)
+    for (index_t j = 0; j < Sk; ++j) {
+      const Range keys = r.visible_keys(i), queries = r.visible_queries(j);
+      EXPECT_EQ(sees(r, i, j), keys.begin <= j && j < keys.end) << i << " " << j;
+      EXPECT_EQ(sees(r, i, j), queries.begin <= i && i < queries.end) << i << " " << j;
+    }
+}
+
+TEST_P(Visibility, TileAnswersFollowTheDefinition) {
+  const auto [Sq, Sk, left, right] = GetParam();
+  const ScoreRule<double> r = rule(Sq, Sk, left, right);
+  for (index_t i0 = 0; i0 < Sq; ++i0)
+    for (index_t i1 = i0 + 1; i1 <= Sq; i1 += 2)
+      for (index_t j0 = 0; j0 < Sk; ++j0)
+        for (index_t j1 = j0 + 1; j1 <= Sk; j1 += 2) {
+          bool any = false, all = true;
+          for (index_t i = i0; i < i1; ++i)
+            for (index_t j = j0; j < j1; ++j) (sees(r, i, j) ? any : all) = sees(r, i, j);
+          const Cover cover = r.cover({i0, i1}, {j0, j1});
+          // `some` where nothing or everything is visible would cost time, never be wrong; the others must be exact.
+          if (cover == Cover::none) EXPECT_FALSE(any);
+          if (cover == Cover::all) EXPECT_TRUE(all);
+          if (all) EXPECT_EQ(cover, Cover::all);
+          const Range hull = r.visible_keys(Range{i0, i1});
+          for (index_t i = i0; i < i1; ++i)
+            for (index_t j = 0; j < Sk; ++j)
+              if (sees(r, i, j)) EXPECT_TRUE(hull.begin <= j && j < hull.end);
+        }
+}
+
+INSTANTIATE_TEST_SUITE_P(SmallShapes, Visibility,
+                         ::testing::Combine(::testing::Values(1, 4, 7), ::testing::Values(1, 5, 8),
+                                            ::testing::Values(-1, 0, 2), ::testing::Values(-1, 0, 3)));
+
+TEST(Logit, SoftcapThenAlibi) {
+  ScoreRule<double> r = rule(4, 4, -1, -1);
+  r.scale_log2 = 0.5 * kLog2e;
+  EXPECT_NEAR(r.logit(3.0, 0.0) / kLog2e, 1.5, 1e-15);
+  r.softcap_log2 = 2.0 * kLog2e;
+  r.inverse_softcap = 0.25;
+  EXPECT_NEAR(r.logit(3.0, 0.0) / kLog2e, 2.0 * std::tanh(0.75), 1e-15);
+  EXPECT_NEAR(r.slope_of_logit(3.0), 1.0 - std::tanh(0.75) * std::tanh(0.75), 1e-15);
+  r.slope_log2 = 0.125 * kLog2e;
+  EXPECT_NEAR(r.logit(3.0, -6.0) / kLog2e, 2.0 * std::tanh(0.75) - 0.75, 1e-15);
+}
+
+}  // namespace
+}  // namespace flash_attn

@@ -1,0 +1,183 @@
+// The CPU backend against double precision: every instruction set that this machine has, every dtype and feature.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "attention_reference.h"
+
+namespace flash_attn::testing {
+namespace {
+
+struct Case {
+  const char* name;
+  Shape shape;
+  Features features;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+
+// Largest error over the largest value, with room for rounding the result and, for bf16, P and dS.
+double tolerance(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return 1e-12;
+    case DType::f32: return 4e-6;
+    case DType::f16: return 2e-3;
+    default: return 2e-2;
+  }
+}
+
+double relative_error(const Tensor& got, const std::vector<double>& expected) {
+  double error = 0.0, largest = 0.0;
+  for (std::int64_t i = 0; i < got.size(); ++i) {
+    if (std::isinf(expected[i]) && got.get(i) == expected[i]) continue;
+    const double difference = std::abs(got.get(i) - expected[i]);
+    error = difference >= error || std::isnan(difference) ? difference : error;
+    if (std::isnan(error)) return error;
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  return largest > 0 ? error / largest : error;
+}
+
+struct Attention {
+  Tensor q, k, v, dout, out, lse, dq, dk, dv, softmax_d;
+  std::vector<float> slopes;
+  std::vector<std::int64_t> rng{1234567890123, 42};
+  AttentionProblem problem;
+
+  Attention(const Case& c, DType dtype) {
+    const Shape& s = c.shape;
+    std::mt19937 generator(7);
+    q = Tensor::random({s.B, s.Sq, s.H, s.D}, dtype, generator);
+    k = Tensor::random({s.B, s.Sk, s.Hk, s.D}, dtype, generator);
+    v = Tensor::random({s.B, s.Sk, s.Hk, s.Dv}, dtype, generator);
+    dout = Tensor::random({s.B, s.Sq, s.H, s.Dv}, dtype, generator);
+    const DType lse_dtype = dtype == DType::f64 ? DType::f64 : DType::f32;
+    out = Tensor({s.B, s.Sq, s.H, s.Dv}, dtype);
+    lse = Tensor({s.B, s.H, s.Sq}, lse_dtype);
+    softmax_d = Tensor({s.B, s.H, s.Sq}, lse_dtype);
+    dq = Tensor({s.B, s.Sq, s.H, s.D}, dtype);
+    dk = Tensor({s.B, s.Sk, s.Hk, s.D}, dtype);
+    dv = Tensor({s.B, s.Sk, s.Hk, s.Dv}, dtype);
+    problem.q = q.view();
+    problem.k = k.view();
+    problem.v = v.view();
+    problem.softmax_scale = 1.0 / std::sqrt(double(s.D));
+    problem.softcap = c.features.softcap;
+    problem.causal = c.features.causal;
+    problem.window_left = c.features.window_left;
+    problem.window_right = c.features.window_right;
+    problem.dropout_p = c.features.dropout_p;
+    if (c.features.dropout_p > 0) problem.rng_state = vector_view(rng.data(), DType::i64, 2);
+    if (c.features.alibi) {
+      for (std::int64_t h = 0; h < s.H; ++h) slopes.push_back(std::exp2(-float(h + 1)));
+      problem.alibi_slopes = vector_view(slopes.data(), DType::f32, s.H);
+    }
+  }
+  static TensorView vector_view(void* data, DType dtype, std::int64_t n) {
+    TensorView v;
+    v.data = data;
+    v.dtype = dtype;
+    v.ndim = 1;
+    v.sizes[0] = n;
+    v.strides[0] = 1;
+    return v;
+  }
+  void forward(const Executor& executor) {
+    ForwardArgs f;
+    f.problem = problem;
+    f.out = out.view();
+    f.lse = lse.view();
+    attention_forward(f, executor);
+  }
+  void backward(const Executor& executor) {
+    BackwardArgs b;
+    b.problem = problem;
+    b.dout = dout.view();
+    b.out = out.view();
+    b.lse = lse.view();
+    b.dq = dq.view();
+    b.dk = dk.view();
+    b.dv = dv.view();
+    b.softmax_d = softmax_d.view();
+    attention_backward(b, executor);
+  }
+  Reference reference(const Case& c) const {
+    Problem64 p{c.shape, c.features, problem.softmax_scale, slopes.empty() ? nullptr : &slopes,
+                make_dropout(c.features.dropout_p, rng[0], rng[1])};
+    return p.run(q, k, v, dout);
+  }
+};
+
+Features with(bool causal, std::int64_t left, std::int64_t right, double softcap, bool alibi, double dropout) {
+  return {causal, left, right, softcap, alibi, dropout};
+}
+
+const Case kCases[] = {
+    {"plain", {2, 2, 2, 70, 150, 32, 32}, {}},
+    {"causal", {1, 2, 2, 200, 200, 64, 64}, with(true, -1, -1, 0, false, 0)},
+    {"causal_more_queries", {1, 2, 1, 150, 70, 40, 40}, with(true, -1, -1, 0, false, 0)},
+    {"causal_long", {1, 1, 1, 300, 1300, 16, 16}, with(true, -1, -1, 0, false, 0)},
+    {"window", {1, 2, 2, 257, 301, 24, 24}, with(false, 33, 17, 0, false, 0)},
+    {"window_past_end", {1, 1, 1, 120, 40, 8, 8}, with(false, 5, 3, 0, false, 0)},
+    {"softcap", {1, 2, 2, 65, 130, 59, 59}, with(true, -1, -1, 3.0, false, 0)},
+    {"alibi", {2, 3, 1, 66, 140, 32, 32}, with(false, -1, -1, 0, true, 0)},
+    {"dropout", {2, 3, 1, 130, 333, 32, 32}, with(true, -1, -1, 0, false, 0.3)},
+    {"everything", {1, 6, 2, 140, 270, 96, 48}, with(true, 100, -1, 5.0, true, 0)},
+    {"odd_head_dims", {1, 2, 2, 33, 65, 111, 7}, {}},
+    {"one_by_one", {1, 1, 1, 1, 1, 1, 1}, {}},
+    {"large_head_dims", {1, 2, 1, 40, 150, 576, 512}, with(true, -1, -1, 0, false, 0)},
+    {"no_keys", {1, 2, 2, 5, 0, 16, 16}, {}},
+    {"no_queries", {1, 2, 2, 0, 5, 16, 16}, {}},
+};
+
+class CpuAttention : public ::testing::TestWithParam<std::tuple<std::string, DType, Case>> {
+ protected:
+  void TearDown() override { force_cpu_instruction_set(""); }
+};
+
+TEST_P(CpuAttention, MatchesDoublePrecision) {
+  const auto& [isa, dtype, c] = GetParam();
+  force_cpu_instruction_set(isa);
+  Attention run(c, dtype);
+  const Executor executor = default_executor(2);
+  run.forward(executor);
+  const Reference expected = run.reference(c);
+  const double bound = tolerance(dtype);
+  EXPECT_LE(relative_error(run.out, expected.out), bound);
+  EXPECT_LE(relative_error(run.lse, expected.lse), dtype == DType::f64 ? 1e-12 : 1e-6);
+  run.backward(executor);
+  EXPECT_LE(relative_error(run.dq, expected.dq), bound);
+  EXPECT_LE(relative_error(run.dk, expected.dk), bound);
+  EXPECT_LE(relative_error(run.dv, expected.dv), bound);
+}
+
+TEST_P(CpuAttention, DoesNotDependOnThreads) {
+  const auto& [isa, dtype, c] = GetParam();
+  force_cpu_instruction_set(isa);
+  Attention one(c, dtype);
+  one.forward(default_executor(1));
+  one.backward(default_executor(1));
+  for (int threads : {2, 5}) {
+    Attention many(c, dtype);
+    many.forward(default_executor(threads));
+    many.backward(default_executor(threads));
+    EXPECT_EQ(one.out.bytes(), many.out.bytes()) << threads << " threads";
+    EXPECT_EQ(one.lse.bytes(), many.lse.bytes()) << threads << " threads";
+    EXPECT_EQ(one.dq.bytes(), many.dq.bytes()) << threads << " threads";
+    EXPECT_EQ(one.dk.bytes(), many.dk.bytes()) << threads << " threads";
+    EXPECT_EQ(one.dv.bytes(), many.dv.bytes()) << threads << " threads";
+  }
+}
+
+std::string case_name(const ::testing::TestParamInfo<CpuAttention::ParamType>& info) {
+  return std::get<0>(info.param) + "_" + to_string(std::get<1>(info.param)) + "_" + std::get<2>(info.param).name;
+}
+
+INSTANTIATE_TEST_SUITE_P(InstructionSets, CpuAttention,
+                         ::testing::Combine(::testing::ValuesIn(cpu_instruction_sets()),
+                                            ::testing::Values(DType::f32, DType::f16, DType::bf16, DType::f64),
+                                            ::testing::ValuesIn(kCases)),
+                         case_name);
+
+}  // namespace
+}  // namespace flash_attn::testing

@@ -1,0 +1,37 @@
+# Installs the build, then configures, builds and runs a project that uses it through find_package and, where pkg-config is
+# installed, through pkg-config.
+set(prefix ${WORK_DIR}/prefix)
+set(build ${WORK_DIR}/consumer)
+file(REMOVE_RECURSE ${prefix} ${build})
+
+function(run)
+  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY OUTPUT_VARIABLE output)
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+function(check_version)
+  if(NOT output MATCHES "flash_attn ${VERSION}, instruction sets: .*portable")
+    message(FATAL_ERROR "the consumer printed '${output}'")
+  endif()
+endfunction()
+
+run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
+run(${CMAKE_COMMAND} -S ${CONSUMER_DIR} -B ${build} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
+    -DCMAKE_PREFIX_PATH=${prefix})
+run(${CMAKE_COMMAND} --build ${build})
+run(${build}/consumer)
+check_version()
+
+find_program(pkg_config pkg-config)
+if(pkg_config)
+  file(GLOB_RECURSE pc_file ${prefix}/flash_attn.pc)
+  get_filename_component(pc_dir ${pc_file} DIRECTORY)
+  set(ENV{PKG_CONFIG_PATH} ${pc_dir})
+  run(${pkg_config} --cflags --libs flash_attn)
+  separate_arguments(flags UNIX_COMMAND "${output}")
+  get_filename_component(library_dir ${pc_dir} DIRECTORY)
+  run(${CXX} -std=c++20 ${CONSUMER_DIR}/main.cpp ${flags} -Wl,-rpath,${library_dir} -o ${WORK_DIR}/consumer_pkg_config)
+  run(${WORK_DIR}/consumer_pkg_config)
+  check_version()
+else()
+  message("pkg-config is not installed: only find_package was checked")
+endif()

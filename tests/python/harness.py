@@ -1,0 +1,244 @@
+"""Builds a case's tensors, calls the package on them, and compares with the oracle at the contract's tolerances."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import (
+    dataclass,
+    replace,  # noqa: F401
+)
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import oracle
+import philox
+import torch
+from cases import Case, describe
+from torch import Tensor
+
+import flash_attn
+from flash_attn import flash_attn_interface as interface
+
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
+DROPOUT_SEED = 20
+
+# Rounding of the arithmetic inside a kernel: fp16 and bf16 inputs are multiplied and summed in fp32.
+UNIT_ROUNDOFF = {"fp16": 2.0**-24, "bf16": 2.0**-24, "fp32": 2.0**-24, "fp64": 2.0**-53}
+
+
+@dataclass
+class Inputs:
+    """Tensors of a case. `leaves` are what the call gets and what gradients go to: [q, k, v], [q, kv] or [qkv]."""
+
+    case: Case
+    leaves: List[Tensor]
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    alibi_slopes: Optional[Tensor]
+    cu_seqlens_q: Optional[Tensor] = None
+    cu_seqlens_k: Optional[Tensor] = None
+
+    @property
+    def max_seqlens(self) -> Tuple[int, int]:
+        return tuple(max(side) for side in zip(*self.case.lengths))
+
+
+def strided(x: Tensor, strides: str) -> Tensor:
+    """A leaf with the values of x (..., rows, heads, features) and the given layout in memory."""
+    if strides == "heads first":
+        return x.transpose(-3, -2).contiguous().transpose(-3, -2)
+    if strides == "sliced":
+        # A window into a larger buffer in which every other dimension has neighbours.
+        sizes = [n + 2 for n in x.shape[:-1]] + [x.shape[-1] + 8]
+        whole = torch.full(sizes, math.nan, dtype=x.dtype)
+        window = whole[tuple(slice(1, n + 1) for n in x.shape[:-1])][..., : x.shape[-1]]
+        window.copy_(x)
+        return window
+    assert strides == "contiguous", strides
+    return x.contiguous()
+
+
+def cumulative(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+
+
+def make_inputs(case: Case, seed: int = 0) -> Inputs:
+    g = torch.Generator().manual_seed(seed)
+    dtype = TORCH_DTYPES[case.dtype]
+
+    def randn(*shape):
+        return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
+
+    Sq, Sk = case.lengths[0]
+    if case.varlen:
+        rows, keys = ((sum(side) + extra,) for side, extra in zip(zip(*case.lengths), case.slack))
+    else:
+        rows, keys = (case.B, Sq), (case.B, Sk)
+    q = randn(*rows, case.H, case.D) * (case.softcap if case.softcap else 1.0)
+    k, v = randn(*keys, case.Hk, case.D), randn(*keys, case.Hk, case.head_dim_v)
+    dout = strided(randn(*rows, case.H, case.head_dim_v), case.strides)
+    if case.packing == "separate":
+        leaves = [strided(x, case.strides) for x in (q, k, v)]
+    elif case.packing == "kv":
+        leaves = [strided(x, case.strides) for x in (q, torch.stack((k, v), dim=-3))]
+    else:
+        leaves = [strided(torch.stack((q, k, v), dim=-3), case.strides)]
+    slopes = None
+    if case.alibi:
+        # Cubed, so that some heads look far back and others only at their neighbours.
+        slopes = 0.3 * torch.rand((case.B, case.H) if case.alibi == "BH" else (case.H,), generator=g) ** 3
+    cu = [cumulative(side) for side in zip(*case.lengths)] if case.varlen else [None, None]
+    return Inputs(case, [x.requires_grad_() for x in leaves], q, k, v, dout, slopes, *cu)
+
+
+def public_call(inputs: Inputs, **overrides):
+    """The public function that the case's packing and layout select."""
+    case = inputs.case
+    kwargs = dict(
+        dropout_p=case.dropout_p,
+        softmax_scale=case.scale,
+        causal=case.causal,
+        window_size=case.window,
+        softcap=case.softcap,
+        alibi_slopes=inputs.alibi_slopes,
+        deterministic=case.deterministic,
+        return_attn_probs=True,
+    )
+    kwargs.update(overrides)
+    name = "flash_attn_" + ("varlen_" if case.varlen else "")
+    name += {"separate": "func", "kv": "kvpacked_func", "qkv": "qkvpacked_func"}[case.packing]
+    args: List = list(inputs.leaves)
+    if case.varlen and case.packing == "qkv":
+        args += [inputs.cu_seqlens_q, inputs.max_seqlens[0]]
+    elif case.varlen:
+        args += [inputs.cu_seqlens_q, inputs.cu_seqlens_k, *inputs.max_seqlens]
+    return getattr(flash_attn, name)(*args, **kwargs)
+
+
+def unpack_grads(case: Case, grads: Sequence[Tensor]) -> Tuple[Tensor, ...]:
+    """dq, dk, dv from the gradients of the leaves."""
+    if case.packing == "kv":
+        return (grads[0], *grads[1].unbind(-3))
+    return tuple(grads[0].unbind(-3)) if case.packing == "qkv" else tuple(grads)
+
+
+@functools.cache
+def rng_state_after(seed: int) -> Tuple[int, int]:
+    """(seed, offset) that the first call with dropout draws after torch.manual_seed(seed), from the raw function."""
+    q = torch.zeros(1, 1, 1, 8)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        state = interface._flash_attn_forward(q, q, q, 0.5, 1.0, False, -1, -1, 0.0, None, False)[3]
+    return tuple(state.tolist())
+
+
+def score_of(inputs: Inputs, keep: Optional[Tensor] = None) -> oracle.Score:
+    case = inputs.case
+    return oracle.Score(case.scale, case.causal, case.window, case.softcap, inputs.alibi_slopes, case.dropout_p, keep)
+
+
+def rebuilt_mask(case: Case, rng_state: Sequence[int]) -> Optional[Tensor]:
+    if not case.dropout_p:
+        return None
+    Sq, Sk = (max(side) for side in zip(*case.lengths))
+    return philox.keep_mask(rng_state, case.dropout_p, case.B, case.H, Sq, Sk)
+
+
+def reference(inputs: Inputs, keep: Optional[Tensor], arith: oracle.Arithmetic, backward: bool = True) -> oracle.Result:
+    case, dout = inputs.case, inputs.dout if backward else None
+    qkv = (inputs.q, inputs.k, inputs.v)
+    if case.varlen:
+        return oracle.run_varlen(*qkv, dout, list(case.lengths), score_of(inputs, keep), arith)
+    return oracle.run(*qkv, dout, score_of(inputs, keep), arith)
+
+
+def arithmetics(case: Case) -> Tuple[oracle.Arithmetic, oracle.Arithmetic]:
+    """Those of the reference and of the same-precision evaluation that sets the tolerance."""
+    return oracle.EXACT, oracle.same_precision(TORCH_DTYPES[case.dtype])
+
+
+def error(x: Tensor, ref: Tensor) -> float:
+    """Largest deviation; equal infinities agree."""
+    if x.numel() == 0:
+        return 0.0
+    return (x.double() - ref.double()).masked_fill(x.double() == ref.double(), 0.0).abs().max().item()
+
+
+def assert_within(name: str, got: Tensor, ref: Tensor, pt: Tensor, multiple: float, floor: float, context: str) -> None:
+    """E(got) <= multiple * E_pt + floor (contract, section 8), and got is finite wherever ref is."""
+    assert got.shape == ref.shape, f"{name} of {context}: shape {tuple(got.shape)}, expected {tuple(ref.shape)}"
+    assert torch.equal(torch.isfinite(got), torch.isfinite(ref)), f"{name} of {context}: NaN or infinity"
+    e, e_pt = error(got, ref), error(pt, ref)
+    assert e <= multiple * e_pt + floor, (
+        f"{name} of {context}: error {e:.3g} exceeds {multiple:g} * {e_pt:.3g} + {floor:.3g}"
+    )
+
+
+def rounding_floors(inputs: Inputs, scale: float) -> Dict[str, float]:
+    """What a kernel's own arithmetic may add where the same-precision reference is exact.
+
+    With one visible key the reference has P = 1 and dS = dP - D = 0 without rounding, so E_pt is 0, while a tiled
+    kernel forms dP = dO.V and D = rowsum(dO * O) in different orders of summation: each differs by up to about
+    sqrt(Dv) roundings of terms of the size of dO.V. The contract's own floor for that situation is 1e-5.
+    """
+    u = UNIT_ROUNDOFF[inputs.case.dtype]
+    noise = 4 * u * inputs.case.head_dim_v * scale
+    biggest = {
+        n: x.abs().max().item() if x.numel() else 0.0
+        for n, x in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("dout", inputs.dout))
+    }
+    dS = noise * biggest["dout"] * biggest["v"]
+    return {"out": 0.0, "dq": dS * biggest["k"], "dk": dS * biggest["q"] * inputs.case.H / inputs.case.Hk, "dv": 0.0}
+
+
+def check(case: Case) -> None:
+    """Forward and backward of the public function against the oracle."""
+    inputs = make_inputs(case)
+    torch.manual_seed(DROPOUT_SEED)
+    out, lse, s_dmask = public_call(inputs)
+    grads = unpack_grads(case, torch.autograd.grad(out, inputs.leaves, inputs.dout))
+    keep = rebuilt_mask(case, rng_state_after(DROPOUT_SEED)) if case.dropout_p else None
+    ref, pt = (reference(inputs, keep, arith) for arith in arithmetics(case))
+    compare(case, inputs, out, lse, grads, ref, pt)
+    if case.dropout_p:
+        check_s_dmask(case, s_dmask, keep)
+    else:
+        assert s_dmask.shape == (0,) and s_dmask.dtype == out.dtype
+
+
+def compare(case: Case, inputs: Inputs, out, lse, grads, ref: oracle.Result, pt: oracle.Result) -> None:
+    context = describe(case)
+    dtype = TORCH_DTYPES[case.dtype]
+    floors = rounding_floors(inputs, case.D**-0.5 if case.scale is None else case.scale)
+    assert out.dtype == dtype and all(g.dtype == dtype for g in grads), context
+    assert_within("out", out, ref.out, pt.out, 2, floors["out"], context)
+    multiple = 2 if case.packing == "qkv" else 3
+    for name, got, expected, plain in zip(("dq", "dk", "dv"), grads, ref.grads, pt.grads):
+        assert_within(name, got, expected, plain, multiple, floors[name], context)
+    check_lse(case, inputs, lse, ref)
+
+
+def check_lse(case: Case, inputs: Inputs, lse: Tensor, ref: oracle.Result) -> None:
+    """The LSE is never rounded to the inputs' dtype, so it is held to fp32 arithmetic on the same inputs."""
+    wide = torch.float64 if case.dtype == "fp64" else torch.float32
+    assert lse.dtype == wide and not lse.requires_grad
+    pt = reference(inputs, None, oracle.same_precision(wide), backward=False)
+    size = ref.lse[torch.isfinite(ref.lse)].abs()
+    floor = 4 * UNIT_ROUNDOFF[case.dtype] * (size.max().item() if size.numel() else 0.0)
+    assert torch.equal(torch.isposinf(lse), torch.isposinf(ref.lse)), f"LSE of rows without keys, {describe(case)}"
+    assert_within("softmax_lse", lse, ref.lse, pt.lse, 2, floor, describe(case))
+
+
+def check_s_dmask(case: Case, s_dmask: Tensor, keep: Tensor) -> None:
+    """Shape, dtype and signs where the mask lets anything through; values are test_dropout.py's business."""
+    assert s_dmask.dtype == TORCH_DTYPES[case.dtype] and s_dmask.shape == keep.shape
+    for b, (Sq, Sk) in enumerate(case.lengths):
+        seen = oracle.visible(Sq, Sk, case.causal, case.window, max(k for _, k in case.lengths))
+        values = s_dmask[b, :, :Sq, :Sk]
+        told = seen & (values != 0)  # the sign of a weight that underflowed says nothing
+        assert torch.equal(values[told] > 0, keep[b, :, :Sq, :Sk][told]), describe(case)
+        if case.alibi is None and case.dtype != "fp16":
+            assert told.sum() == seen.sum() * case.H, describe(case)

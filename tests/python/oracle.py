@@ -1,0 +1,178 @@
+"""Attention written plainly, as the reference that every test compares with.
+
+Scaled dot-product attention (Vaswani et al. 2017), grouped queries (Ainslie et al. 2023), ALiBi (Press et al. 2022),
+logit soft cap (Gemma 2, 2024), sliding windows (Beltagy et al. 2020), dropout on the probabilities (Srivastava et al.
+2014). Everything is quadratic in memory and the backward pass is torch's autograd over the forward pass.
+
+Letters: B batch, H query heads, Hk key/value heads, Sq / Sk query / key length, D / Dv head dims, Tq / Tk tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How the reference computes: in `compute`, every intermediate rounded to `storage` as by torch ops of that dtype.
+
+    `scale_keys` multiplies k by the softmax scale before the product rather than the product after it, so that two
+    evaluations of one precision differ, by rounding alone.
+    """
+
+    compute: torch.dtype
+    storage: torch.dtype
+    scale_keys: bool = False
+
+    def stored(self, x: Tensor) -> Tensor:
+        """x rounded to the storage dtype; its gradient is rounded on the way back as well."""
+        return x.to(self.storage).to(self.compute)
+
+
+EXACT = Arithmetic(torch.float64, torch.float64)
+
+
+def same_precision(dtype: torch.dtype) -> Arithmetic:
+    """What torch's own ops of `dtype` give (fp16 and bf16 products accumulate in fp32), operations reordered."""
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    return Arithmetic(compute, dtype, scale_keys=True)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Everything between q.k and the probabilities. `keep` is the dropout mask, bool (B,H,Sq,Sk), True = kept."""
+
+    scale: Optional[float] = None
+    causal: bool = False
+    window: Tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    alibi_slopes: Optional[Tensor] = field(default=None, compare=False)
+    dropout_p: float = 0.0
+    keep: Optional[Tensor] = field(default=None, compare=False)
+
+
+@dataclass
+class Result:
+    out: Tensor  # (B,Sq,H,Dv) or (Tq,H,Dv)
+    lse: Tensor  # (B,H,Sq) or (H,Tq), +inf for a row that sees no key
+    probs: Optional[Tensor] = None  # (B,H,Sq,Sk), before dropout; dense only
+    grads: Tuple[Tensor, ...] = ()  # dq, dk, dv
+
+
+def visible(Sq: int, Sk: int, causal: bool, window: Tuple[int, int], max_seqlen_k: Optional[int] = None) -> Tensor:
+    """bool (Sq,Sk): which keys each query sees. Both masks are aligned to the bottom right corner.
+
+    A side that is negative, or not smaller than the longest key sequence of the call, is unbounded.
+    """
+    longest = Sk if max_seqlen_k is None else max_seqlen_k
+    left, right = (w if 0 <= w < longest else -1 for w in window)
+    if causal:
+        right = 0
+    diagonal = torch.arange(Sq)[:, None] + Sk - Sq
+    j = torch.arange(Sk)[None, :]
+    mask = torch.ones(Sq, Sk, dtype=torch.bool)
+    if left >= 0:
+        mask &= j >= diagonal - left
+    if right >= 0:
+        mask &= j <= diagonal + right
+    return mask
+
+
+def alibi_bias(slopes: Tensor, B: int, Sq: int, Sk: int) -> Tensor:
+    """-slope * |i + Sk - Sq - j| as (B,H,Sq,Sk), from slopes (H) or (B,H)."""
+    slopes = slopes.expand(B, slopes.shape[-1])
+    distance = (torch.arange(Sq)[:, None] + Sk - Sq - torch.arange(Sk)[None, :]).abs()
+    return -slopes[:, :, None, None] * distance.to(slopes.dtype)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, score: Score, arith: Arithmetic = EXACT, max_seqlen_k: Optional[int] = None
+) -> Result:
+    """q (B,Sq,H,D), k (B,Sk,Hk,D), v (B,Sk,Hk,Dv), all in arith.compute."""
+    (B, Sq, H, D), (Sk, Hk) = q.shape, k.shape[1:3]
+    scale = D**-0.5 if score.scale is None else score.scale
+    q = q.permute(0, 2, 1, 3)
+    k, v = (x.permute(0, 2, 1, 3).repeat_interleave(H // Hk, dim=1) for x in (k, v))
+    if arith.scale_keys:
+        s = arith.stored(q @ arith.stored(k * scale).transpose(-1, -2))
+    else:
+        s = arith.stored(q @ k.transpose(-1, -2)) * scale
+    if score.softcap > 0:
+        s = arith.stored(arith.stored(torch.tanh(arith.stored(s / score.softcap))) * score.softcap)
+    if score.alibi_slopes is not None:
+        s = s + alibi_bias(score.alibi_slopes.to(arith.compute), B, Sq, Sk)
+    mask = visible(Sq, Sk, score.causal, score.window, max_seqlen_k)
+    empty = ~mask.any(-1)[:, None]
+    # A row without keys takes a softmax over its unmasked scores, which is finite, and is then replaced by zeros.
+    s = s.masked_fill(~(mask | empty), -math.inf)
+    if Sk == 0:
+        probs, lse = s, s.new_full((B, H, Sq), math.inf)
+    else:
+        probs = torch.softmax(s, dim=-1).masked_fill(empty, 0.0)
+        lse = torch.logsumexp(s, dim=-1).masked_fill(empty[:, 0], math.inf)
+    p = arith.stored(probs)
+    if score.keep is not None:
+        p = p.masked_fill(~score.keep, 0.0)
+        v = arith.stored(v * (1.0 / (1.0 - score.dropout_p)))
+    out = arith.stored(p @ v)
+    return Result(out.permute(0, 2, 1, 3), lse.detach(), p.detach())
+
+
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Optional[Tensor],
+    score: Score,
+    arith: Arithmetic = EXACT,
+    max_seqlen_k: Optional[int] = None,
+) -> Result:
+    """Forward and, where `dout` (B,Sq,H,Dv) is given, backward, from inputs of any dtype."""
+    leaves = [x.detach().to(arith.compute).requires_grad_(dout is not None) for x in (q, k, v)]
+    result = forward(*(arith.stored(x) for x in leaves), score, arith, max_seqlen_k)
+    if dout is not None:
+        result.grads = torch.autograd.grad(result.out, leaves, dout.to(arith.compute))
+    result.out = result.out.detach()
+    return result
+
+
+def run_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Optional[Tensor],
+    lengths: List[Tuple[int, int]],
+    score: Score,
+    arith: Arithmetic = EXACT,
+    max_seqlen_k: Optional[int] = None,
+) -> Result:
+    """The same on a packed batch: q (Tq,H,D), k (Tk,Hk,D), v (Tk,Hk,Dv); `lengths` are the (Sq, Sk) of each sequence.
+
+    Rows past the last sequence give zeros, with an LSE of +inf. `score.keep` is (B,H,max_seqlen_q,max_seqlen_k) here.
+    """
+    longest = max(Sk for _, Sk in lengths) if max_seqlen_k is None else max_seqlen_k
+    Tq, H = q.shape[:2]
+    out = torch.zeros(Tq, H, v.shape[-1], dtype=arith.compute)
+    lse = torch.full((H, Tq), math.inf, dtype=arith.compute)
+    grads = tuple(torch.zeros(x.shape, dtype=arith.compute) for x in (q, k, v)) if dout is not None else ()
+    q0 = k0 = 0
+    for b, (Sq, Sk) in enumerate(lengths):
+        rows, keys = slice(q0, q0 + Sq), slice(k0, k0 + Sk)
+        one = score
+        if score.alibi_slopes is not None and score.alibi_slopes.dim() == 2:
+            one = replace(one, alibi_slopes=score.alibi_slopes[b])
+        if score.keep is not None:
+            one = replace(one, keep=score.keep[b : b + 1, :, :Sq, :Sk])
+        part = run(
+            q[None, rows], k[None, keys], v[None, keys], None if dout is None else dout[None, rows], one, arith, longest
+        )
+        out[rows], lse[:, rows] = part.out[0], part.lse[0]
+        for whole, piece, where in zip(grads, part.grads, (rows, keys, keys)):
+            whole[where] = piece[0]
+        q0, k0 = q0 + Sq, k0 + Sk
+    return Result(out, lse, None, grads)

@@ -1,0 +1,250 @@
+"""Importing the package, the loader of the binding, `flash_attn.explain` and the report of `python -m flash_attn`."""
+
+import importlib.metadata
+import inspect
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from small_calls import calls, dense, varlen
+
+import flash_attn
+from flash_attn import _native
+from flash_attn import flash_attn_interface as interface
+
+pytestmark = pytest.mark.second_torch
+
+SOURCE = pathlib.Path(flash_attn.__file__).resolve().parent.parent
+TRITON = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
+
+
+def python(*arguments, **environment):
+    """Runs a fresh interpreter that finds this package; `None` unsets an environment variable."""
+    search_path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
+    merged = {**os.environ, "PYTHONPATH": search_path, TRITON: None, **environment}
+    merged = {name: value for name, value in merged.items() if value is not None}
+    return subprocess.run([sys.executable, *arguments], env=merged, capture_output=True, text=True, timeout=300)
+
+
+# Importing
+
+
+def test_versions():
+    assert flash_attn.__version__ == "2.8.3"
+    literal = re.search(r'^__version__ = "(.*)"$', pathlib.Path(flash_attn.__file__).read_text(), re.MULTILINE)
+    assert literal and literal[1] == flash_attn.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+", flash_attn.__backend_version__)
+
+
+def test_distribution_metadata():
+    try:
+        installed = importlib.metadata.version("flash-attn")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("flash_attn is not installed here, only on the path")
+    assert installed.split("+")[0] == flash_attn.__version__
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import flash_attn",
+        "import flash_attn_2_cuda",
+        "import flash_attn.flash_attn_interface",
+        "import flash_attn.bert_padding",
+        "from flash_attn_2_cuda import varlen_bwd",
+    ],
+)
+def test_every_module_can_come_first_and_warns_of_nothing(statement):
+    code = f"""
+import torch, sys, warnings
+warnings.simplefilter("error")
+{statement}
+import flash_attn, flash_attn_2_cuda
+from flash_attn.flash_attn_interface import flash_attn_gpu
+assert flash_attn_2_cuda is flash_attn_gpu is sys.modules["flash_attn_2_cuda"]
+for name in ("fwd", "varlen_fwd", "bwd", "varlen_bwd", "fwd_kvcache"):
+    assert callable(getattr(flash_attn_2_cuda, name))
+assert torch.ops.flash_attn.attention.default
+"""
+    result = python("-c", code)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_other_distributions_can_add_modules(tmp_path):
+    (tmp_path / "flash_attn").mkdir()
+    (tmp_path / "flash_attn" / "addition.py").write_text("value = 3\n")
+    code = f"import sys; sys.path.append({str(tmp_path)!r}); import flash_attn.addition as a; print(a.value)"
+    assert python("-c", code).stdout == "3\n"
+
+
+@pytest.mark.parametrize("value", [None, "", "FALSE", "0", "off", "No"])
+def test_triton_not_requested(value):
+    result = python("-c", "import flash_attn.flash_attn_interface as i; print(i.USE_TRITON_ROCM)", **{TRITON: value})
+    assert result.stdout == "False\n", result.stderr
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [(v, ["not in this version"]) for v in ("TRUE", "1", "On", "yes")] + [("maybe", ["'maybe'", "true", "false"])],
+)
+def test_triton_requested(value, words):
+    code = "try:\n  import flash_attn\nexcept ImportError as error:\n  print(error)"
+    result = python("-c", code, **{TRITON: value})
+    assert result.stdout.count("\n") == 1 and TRITON in result.stdout, result.stderr
+    assert all(word in result.stdout for word in words)
+
+
+# The loader
+
+
+def test_torch_release():
+    assert [_native.torch_release(v) for v in ("2.13.0+cpu", "1.13.0a0", "2.9.1")] == ["2.13", "1.13", "2.9"]
+    with pytest.raises(ImportError, match="unknown"):
+        _native.torch_release("unknown")
+
+
+def test_load_is_cached():
+    assert _native.load() is _native.load() is interface.flash_attn_gpu
+
+
+def one_sentence(text):
+    return "\n" not in text and text.endswith(".") and text.count(". ") == 0
+
+
+def test_no_binding_for_this_torch():
+    with pytest.raises(ImportError) as caught:
+        _native.binding_path("9.87.0+cpu")
+    text = str(caught.value)
+    assert one_sentence(text)
+    built_for = _native.torch_release(torch.__version__)
+    assert all(word in text for word in ("9.87.0+cpu", f"torch {built_for} ", "pip install --no-build-isolation ."))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a library"])
+def test_binding_that_does_not_load(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(_native, "LIBRARY_DIR", str(tmp_path))
+    folder = tmp_path / f"torch-{_native.torch_release(torch.__version__)}"
+    folder.mkdir()
+    (folder / (_native.MODULE_NAME + _native.extension_suffix())).write_bytes(content)
+    before = sys.modules.get(_native.MODULE_NAME)
+    with pytest.raises(ImportError) as caught:
+        _native.load.__wrapped__()
+    text = str(caught.value)
+    assert one_sentence(text.replace("not a library", ""))
+    assert str(folder) in text and torch.__version__ in text and "pip install --no-build-isolation ." in text
+    assert sys.modules.get(_native.MODULE_NAME) is before
+
+
+def test_nothing_built(tmp_path, monkeypatch):
+    monkeypatch.setattr(_native, "LIBRARY_DIR", str(tmp_path / "absent"))
+    assert _native.available_bindings() == {}
+    with pytest.raises(ImportError, match="no torch at all"):
+        _native.load.__wrapped__()
+
+
+# explain and the report
+
+
+def test_explain():
+    q, k, v = dense()
+    explanation = flash_attn.explain(q, k, v, causal=True)
+    assert explanation.backend == "cpu" and explanation.backward is None
+    assert explanation.instruction_set in interface.flash_attn_gpu._cpu_isas()
+    assert explanation.tile and explanation.kernel and explanation.reasons
+    for word in (explanation.kernel, explanation.tile, explanation.instruction_set, *explanation.reasons):
+        assert word in str(explanation)
+    assert flash_attn.explain(q=q, k=k, v=v, causal=True) == explanation
+
+
+@pytest.mark.parametrize("name", calls())
+def test_explain_takes_every_call(name):
+    function, arguments, *_ = calls()[name]
+    explanation = flash_attn.explain(function, *arguments, dropout_p=0.1, window_size=(2, None))
+    assert explanation.backward is None
+    arguments[0].requires_grad_()
+    explanation = flash_attn.explain(function, *arguments, dropout_p=0.1, window_size=(2, None))
+    assert explanation.backward.kernel != explanation.kernel
+    assert explanation.backward.kernel in str(explanation)
+    with torch.no_grad():
+        assert flash_attn.explain(function, *arguments).backward is None
+
+
+def test_explain_tells_varlen_calls_from_dense_ones():
+    expected = flash_attn.explain(interface.flash_attn_varlen_func, *varlen())
+    assert flash_attn.explain(*varlen()) == expected
+    parameters = inspect.signature(interface.flash_attn_varlen_func).parameters
+    assert flash_attn.explain(**dict(zip(parameters, varlen()))) == expected
+
+
+def test_explain_draws_no_random_number():
+    before = torch.get_rng_state()
+    flash_attn.explain(*dense(), dropout_p=0.5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_explain_refuses_what_the_call_refuses():
+    q, k, v = dense()
+    for arguments, options in [((q, k[..., :4], v), {}), ((q, k, v), {"dropout_p": 1.5})]:
+        with pytest.raises(RuntimeError) as from_call:
+            flash_attn.flash_attn_func(*arguments, **options)
+        with pytest.raises(RuntimeError) as from_explain:
+            flash_attn.explain(*arguments, **options)
+        assert str(from_explain.value).splitlines()[0] == str(from_call.value).splitlines()[0]
+    with pytest.raises(RuntimeError, match="kv has shape"):
+        flash_attn.explain(interface.flash_attn_kvpacked_func, q, k)
+    with pytest.raises(TypeError, match="q is 1.0"):
+        flash_attn.explain(1.0, k, v)
+    with pytest.raises(TypeError, match="not one of flash_attn's functions"):
+        flash_attn.explain(torch.nn.functional.softmax, q)
+    with pytest.raises(TypeError, match="colour"):
+        flash_attn.explain(q, k, v, colour=1)
+    with pytest.raises(NotImplementedError):
+        flash_attn.explain(interface.flash_attn_with_kvcache, q, k, v)
+    with pytest.raises(NotImplementedError):
+        flash_attn.explain(*varlen(), block_table=torch.zeros(2, 1, dtype=torch.int32))
+
+
+def test_report_as_json():
+    result = python("-m", "flash_attn", "--json")
+    assert result.returncode == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert facts["problem"] == ""
+    assert facts["flash_attn"] == {"version": "2.8.3", "backend_version": flash_attn.__backend_version__}
+    assert facts["torch"]["running"] == torch.__version__
+    assert _native.torch_release(torch.__version__) in facts["torch"]["built_for"]
+    assert _native.torch_release(facts["binding"]["built_for_torch"]) == _native.torch_release(torch.__version__)
+    for file in ("core_library", "binding"):
+        assert os.path.getsize(facts[file]["path"]) == facts[file]["bytes"] > 0
+    cpu = facts["backends"]["cpu"]
+    assert cpu["available"] == interface.flash_attn_gpu._cpu_isas() and cpu["threads"] >= 1
+    assert set(cpu["chosen"].values()) <= set(cpu["available"])
+    assert "flash_attn_with_kvcache" in facts["missing"]
+
+
+def test_report_shows_a_forced_instruction_set():
+    slowest = interface.flash_attn_gpu._cpu_isas()[-1]
+    result = python("-m", "flash_attn", "--json", FLASH_ATTN_CPU_ISA=slowest)
+    facts = json.loads(result.stdout)
+    assert set(facts["backends"]["cpu"]["chosen"].values()) == {slowest}
+    assert facts["environment"]["FLASH_ATTN_CPU_ISA"] == slowest
+
+
+def test_report_as_text():
+    result = python("-m", "flash_attn")
+    assert result.returncode == 0, result.stderr
+    assert all(word in result.stdout for word in ("2.8.3", torch.__version__, "libflash_attn.so", "portable"))
+    assert result.stdout.endswith("problem         none\n")
+    assert "--json" in python("-m", "flash_attn", "--help").stdout
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.orig_argv is new in Python 3.10")
+def test_report_of_an_installation_that_cannot_be_used():
+    result = python("-m", "flash_attn", "--json", **{TRITON: "TRUE"})
+    assert result.returncode == 1, result.stderr
+    facts = json.loads(result.stdout)
+    assert TRITON in facts["problem"] and facts["environment"][TRITON] == "TRUE"

@@ -1,0 +1,255 @@
+"""flash_attn_2_cuda: upstream's raw functions in their positional order, and the underscore functions over them."""
+
+from __future__ import annotations
+
+import importlib
+import math
+
+import cases
+import harness
+import pytest
+import torch
+from cases import Case
+from functions import FUNCTIONS, good_arguments
+from functions import raw_module as module
+
+import flash_attn
+from flash_attn import flash_attn_interface as interface
+
+pytestmark = pytest.mark.second_torch
+STRICT = [f for f in FUNCTIONS if f.strict]
+CASE = Case(lengths=((70, 1100),) * 2, H=4, Hk=2, D=40, Dv=24, causal=True, window=(500, 0), alibi="BH", dropout_p=0.2)
+VARLEN = Case(lengths=((70, 1100), (0, 5), (33, 33)), varlen=True, H=4, Hk=2, D=40, softcap=15.0)
+
+
+def test_module_is_importable_by_upstreams_name():
+    assert importlib.import_module("flash_attn_2_cuda") is module is interface.flash_attn_gpu
+    assert {"fwd", "varlen_fwd", "bwd", "varlen_bwd", "fwd_kvcache"} <= set(dir(module))
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_dense_functions(dtype):
+    """fwd into a given buffer and into a new one, then bwd, against the oracle."""
+    case = harness.replace(CASE, dtype=dtype)
+    inputs = harness.make_inputs(case)
+    q, k, v = (x.detach() for x in inputs.leaves)
+    score = (case.dropout_p, case.D**-0.5, True, 500, -1, 0.0)
+    buffer = harness.strided(torch.full(inputs.dout.shape, 5.0, dtype=q.dtype), "heads first")
+    torch.manual_seed(8)
+    results = module.fwd(q, k, v, buffer, inputs.alibi_slopes, *score, True, None)
+    assert type(results) is list and len(results) == 4
+    out, lse, s_dmask, rng_state = results
+    assert out.data_ptr() == buffer.data_ptr() and out.stride() == buffer.stride()
+    torch.manual_seed(8)
+    again = module.fwd(q, k, v, None, inputs.alibi_slopes, *score, False, None)
+    assert torch.equal(again[0], out) and again[2].shape == (0,) and torch.equal(again[3], rng_state)
+    assert s_dmask.shape == (2, 4, 70, 1100)
+    results = module.bwd(
+        inputs.dout, q, k, v, out, lse, None, None, None, inputs.alibi_slopes, *score, False, None, rng_state
+    )
+    assert type(results) is list and len(results) == 4
+    *grads, softmax_d = results
+    keep = harness.rebuilt_mask(case, rng_state.tolist())
+    ref, pt = (harness.reference(inputs, keep, a) for a in harness.arithmetics(case))
+    harness.compare(case, inputs, out, lse, grads, ref, pt)
+    delta = (inputs.dout.double() * out.double()).sum(-1).transpose(1, 2)
+    assert softmax_d.shape == lse.shape and softmax_d.dtype == lse.dtype
+    torch.testing.assert_close(softmax_d.double(), delta, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("arguments", (21, 22))
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_varlen_functions(dtype, arguments):
+    """With and without the last argument of newer releases, num_splits."""
+    case = harness.replace(VARLEN, dtype=dtype)
+    inputs = harness.make_inputs(case)
+    q, k, v = (x.detach() for x in inputs.leaves)
+    cu, longest = (inputs.cu_seqlens_q, inputs.cu_seqlens_k), inputs.max_seqlens
+    splits = (0,) if arguments == 22 else ()
+    out, lse, s_dmask, rng_state = module.varlen_fwd(
+        q,
+        k,
+        v,
+        None,
+        *cu,
+        None,
+        None,
+        None,
+        None,
+        *longest,
+        0.0,
+        case.D**-0.5,
+        False,
+        False,
+        -1,
+        -1,
+        15.0,
+        False,
+        None,
+        *splits,
+    )
+    assert s_dmask.shape == (0,) and torch.equal(rng_state, torch.zeros(2, dtype=torch.int64))
+    buffers = [torch.full_like(x, math.nan) for x in (q, k, v)]
+    *grads, softmax_d = module.varlen_bwd(
+        inputs.dout,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        *buffers,
+        *cu,
+        None,
+        *longest,
+        0.0,
+        case.D**-0.5,
+        True,
+        False,
+        -1,
+        -1,
+        15.0,
+        True,
+        None,
+        None,
+    )
+    assert all(a.data_ptr() == b.data_ptr() for a, b in zip(grads, buffers)) and softmax_d.shape == lse.shape
+    ref, pt = (harness.reference(inputs, None, a) for a in harness.arithmetics(case))
+    harness.compare(case, inputs, out, lse, grads, ref, pt)
+
+
+@pytest.mark.parametrize("function", STRICT, ids=lambda f: f.name)
+@pytest.mark.parametrize("generator", [torch.Generator(), torch.zeros(1), 0, False], ids=lambda g: type(g).__name__)
+def test_generator_slot_must_be_none(function, generator):
+    values = {**good_arguments(function), "generator": generator}
+    with pytest.raises(RuntimeError, match="`generator` argument is no longer supported"):
+        function.call(values)
+
+
+@pytest.mark.parametrize("function", STRICT, ids=lambda f: f.name)
+@pytest.mark.parametrize("by", (-2, 1))
+def test_argument_counts(function, by):
+    """One too many, and two too few (varlen_fwd may be called with one less)."""
+    arguments = list(good_arguments(function).values())
+    arguments = arguments[:by] if by < 0 else arguments + [None] * by
+    with pytest.raises(TypeError):
+        getattr(module, function.name.split(".")[1])(*arguments)
+
+
+@pytest.mark.parametrize("function, count", [("fwd", 13), ("varlen_fwd", 22), ("bwd", 19), ("varlen_bwd", 24)])
+def test_arities_are_upstreams(function, count):
+    (described,) = [f for f in STRICT if f.name.endswith("." + function)]
+    assert len(described.takes) == count
+
+
+def test_raw_functions_record_no_graph():
+    """No autograd formula, as upstream: results carry no gradient, or differentiating them raises."""
+    q = torch.randn(1, 8, 2, 16, requires_grad=True)
+    assert not module.fwd(q, q, q, None, None, 0.0, 0.25, False, -1, -1, 0.0, False, None)[0].requires_grad
+    out = interface._flash_attn_forward(q, q, q, 0.0, 0.25, False, -1, -1, 0.0, None, False)[0]
+    if out.requires_grad:
+        with pytest.raises(RuntimeError):
+            out.sum().backward()
+
+
+def test_underscore_functions_equal_the_public_ones():
+    inputs = harness.make_inputs(harness.replace(VARLEN, softcap=0.0, dropout_p=0.3))
+    q, k, v = (x.detach() for x in inputs.leaves)
+    cu = (inputs.cu_seqlens_q, inputs.cu_seqlens_k, *inputs.max_seqlens)
+    torch.manual_seed(6)
+    expected, expected_lse, expected_mask = harness.public_call(inputs)
+    expected_grads = torch.autograd.grad(expected, inputs.leaves, inputs.dout)
+    torch.manual_seed(6)
+    out, lse, s_dmask, rng_state = interface._flash_attn_varlen_forward(
+        q, k, v, *cu, dropout_p=0.3, softmax_scale=q.shape[-1] ** -0.5, causal=False, return_softmax=True
+    )
+    assert all(torch.equal(a, b) for a, b in zip((expected, expected_lse, expected_mask), (out, lse, s_dmask)))
+    grads = [torch.empty_like(x) for x in (q, k, v)]
+    softmax_d = interface._flash_attn_varlen_backward(
+        inputs.dout,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        *grads,
+        *cu,
+        dropout_p=0.3,
+        softmax_scale=q.shape[-1] ** -0.5,
+        causal=False,
+        window_size_left=-1,
+        window_size_right=-1,
+        softcap=0.0,
+        alibi_slopes=None,
+        deterministic=False,
+        rng_state=rng_state,
+    )
+    assert all(torch.equal(a, b) for a, b in zip(expected_grads, grads)) and softmax_d.shape == lse.shape
+
+
+@pytest.mark.parametrize("missing", ["dq", "dk", "dv", "all"])
+def test_gradient_buffers_may_be_none(missing):
+    """The underscore backward returns softmax_d whichever buffers are given, and fills those."""
+    (function,) = [f for f in FUNCTIONS if f.name == "_flash_attn_backward"]
+    values = good_arguments(function)
+    function.call(values)
+    expected = {n: values[n].clone() for n in ("dq", "dk", "dv")}
+    values.update({n: None if missing in (n, "all") else torch.zeros_like(x) for n, x in expected.items()})
+    assert function.call(values).shape == values["softmax_lse"].shape
+    assert all(values[n] is None or torch.equal(values[n], x) for n, x in expected.items())
+
+
+MISSING_CALLS = {
+    "kv-cache: append and rotary": dict(k=1, v=1, rotary_cos=1, rotary_sin=1, cache_seqlens=3),
+    "kv-cache: paged": dict(block_table=1),
+    "kv-cache: cache_batch_idx": dict(cache_batch_idx=1),
+    "kv-cache: cache_leftpad": dict(cache_leftpad=1),
+    "split-KV": dict(num_splits=4),
+}
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("row", [pytest.param(r, marks=pytest.mark.feature(r, missing=True)) for r in MISSING_CALLS])
+def test_kv_cache_is_missing(row, dtype):
+    """Not there yet: the call says so in a sentence, whatever the arguments."""
+    cache = torch.zeros(1, 8, 2, 16, dtype=harness.TORCH_DTYPES[dtype])
+    kwargs = {n: cache[:, :1] if x == 1 else x for n, x in MISSING_CALLS[row].items()}
+    with pytest.raises(NotImplementedError, match="flash_attn_with_kvcache"):
+        flash_attn.flash_attn_with_kvcache(cache[:, :1], cache, cache, **kwargs)
+    with pytest.raises(NotImplementedError, match="fwd_kvcache"):
+        module.fwd_kvcache(*[None] * 20)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["block_table"], marks=pytest.mark.feature("paged varlen forward", missing=True)),
+        pytest.param(
+            ["seqused_k", "leftpad_k"], marks=pytest.mark.feature("seqused_k, leftpad_k in varlen", missing=True)
+        ),
+    ],
+    ids=str,
+)
+def test_varlen_cache_arguments_are_missing(arguments, dtype):
+    """Refused by name in both raw forms, never ignored."""
+    for function in (f for f in FUNCTIONS if "block_table" in f.takes):
+        for name in arguments:
+            values = good_arguments(function)
+            values.update({n: x.to(harness.TORCH_DTYPES[dtype]) for n, x in values.items() if n in ("q", "k", "v")})
+            with pytest.raises(NotImplementedError, match=name):
+                function.call({**values, name: torch.zeros(2, 1, dtype=torch.int32)})
+
+
+@pytest.mark.feature("*", dtype="*", backend="AMD GPU", missing=True)
+def test_gpu_tensors_are_refused():
+    """No backend of this build computes on a GPU: no operator has a kernel for one, and the refusal says so."""
+    for name in (
+        "attention",
+        "attention_kvpacked",
+        "attention_qkvpacked",
+        "_flash_attn_forward",
+        "_flash_attn_backward",
+        "_flash_attn_varlen_forward",
+        "_flash_attn_varlen_backward",
+    ):
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{name}", "CUDA")

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# The test suite in stages, on the environment of tools/setup.sh.
+#
+#   tools/test.sh                all stages
+#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python
+#   tools/test.sh second-torch   set-up, build and the stated subset (pytest's marker second_torch) on Debian's torch
+#
+# PYTEST_ARGS is added to pytest's command line.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. tools/stages.sh
+jobs=${MAX_JOBS:-$(nproc)}
+
+build_package() {
+  FLASH_ATTN_BUILD_DIR=$build_dir CMAKE_ARGS="-DFLASH_ATTN_WERROR=ON -DFLASH_ATTN_TESTS=$1 ${CMAKE_ARGS:-}" \
+    "$venv/bin/python" -m pip -v install --no-build-isolation --no-deps --no-input -e .
+}
+
+test_cpp() { ctest --test-dir "$build_dir" --output-on-failure -j "$jobs" --no-tests=error; }
+
+# test_sanitized SANITIZER: the core and its tests, compiled with that sanitizer.
+test_sanitized() {
+  local dir=build/sanitize-${1%%,*}
+  cmake -S . -B "$dir" -DFLASH_ATTN_SANITIZE="$1" -DFLASH_ATTN_WERROR=ON
+  cmake --build "$dir" --parallel "$jobs"
+  ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+    ctest --test-dir "$dir" --output-on-failure -j "$jobs" --no-tests=error
+}
+
+# test_python ARGUMENT...: one thread per worker, since the workers share the processors.
+test_python() {
+  local sdist=(build/upstream/*.tar.gz)
+  if [ -f "${sdist[0]}" ]; then export FLASH_ATTN_UPSTREAM_SDIST=$PWD/${sdist[0]}; fi
+  # shellcheck disable=SC2086
+  OMP_NUM_THREADS=1 "$venv/bin/python" -m pytest -n "$jobs" "$@" ${PYTEST_ARGS:-}
+}
+
+# support_matrix --check | --write: compares README.md's table with what the Python tests have shown, or rewrites it.
+support_matrix() { "$venv/bin/python" tools/support_matrix.py build/support.json "$1"; }
+
+use() {
+  venv=$1 build_dir=$2
+  PATH=$PWD/$venv/bin:$PATH
+}
+
+run_stage() {
+  case $1 in
+    lint) stage lint tools/lint.sh ;;
+    build) stage build build_package ON ;;
+    cpp) stage "C++ tests" test_cpp ;;
+    sanitize)
+      stage "address and undefined" test_sanitized address,undefined
+      stage thread test_sanitized thread
+      ;;
+    python)
+      stage "Python tests" test_python --support-json build/support.json
+      stage "support matrix" support_matrix --check
+      ;;
+    matrix)
+      stage build build_package ON
+      stage "Python tests" test_python --support-json build/support.json
+      stage "support matrix" support_matrix --write
+      ;;
+    second-torch)
+      stage "set-up, second torch" tools/setup.sh test-debian
+      use .venv-debian build/dev-debian
+      stage "build, second torch" build_package OFF
+      stage "Python tests, second torch" test_python -m second_torch
+      ;;
+    *)
+      echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, matrix and second-torch" >&2
+      exit 2
+      ;;
+  esac
+}
+
+[ -n "${FLASH_ATTN_STAGES:-}" ] || rm -f "$stages_file"
+if [ "$*" != second-torch ]; then
+  stage set-up tools/setup.sh test
+  use .venv build/dev
+fi
+if [ $# -eq 0 ]; then set -- lint build cpp sanitize python; fi
+for name in "$@"; do run_stage "$name"; done
+
+printf '\n'
+report_stages
+echo "all passed: $*"
