@@ -5,10 +5,10 @@ export PYTHON
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup test test-cpp test-python test-slow test-sanitize test-second-torch bench matrix format lint clean
+.PHONY: help run setup test test-cpp test-python test-slow test-sanitize test-wheel test-second-torch bench matrix format lint clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: setup ## Set up, build, and train a small GPT (ARGS="--steps 100 --device cpu" ...)
 	.venv/bin/python examples/train_gpt.py $(ARGS)
@@ -18,7 +18,7 @@ setup: ## Set up .venv and install the package into it
 	@echo "compiling (some minutes the first time)"
 	.venv/bin/python -m pip install --quiet --no-build-isolation --no-deps --no-input -e .
 
-test: ## Everything below up to test-sanitize, on .venv
+test: ## Lint, build and all tests on .venv
 	tools/test.sh
 
 lint: ## Formatting and lint
@@ -32,6 +32,9 @@ test-python: ## Python tests (PYTEST_ARGS="-k softcap" ...)
 
 test-sanitize: ## C++ tests under ASan + UBSan, and those of threads under TSan
 	tools/test.sh sanitize
+
+test-wheel: ## `pip install .` with build isolation, used away from the source tree
+	tools/test.sh wheel
 
 test-second-torch: ## The stated subset of the Python tests on Debian's torch
 	tools/test.sh second-torch

@@ -1,4 +1,5 @@
 """The text, its split into training and held-out bytes, and the trigram model that a GPT has to beat."""
+
 from __future__ import annotations
 
 import hashlib

@@ -3,6 +3,7 @@
 Letters: B batch, S sequence length, H heads, D head dimension, C = H * D model width.
 Positions enter through ALiBi alone: head h lowers the score of a key by slope[h] for each byte that it lies back.
 """
+
 from __future__ import annotations
 
 import math

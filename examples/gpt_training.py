@@ -1,4 +1,5 @@
 """One training run: the steps, what is measured, checkpoints, and several processes (DDP)."""
+
 from __future__ import annotations
 
 import json
@@ -13,10 +14,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.nn.parallel import DistributedDataParallel
-
 from gpt_data import Text, read_text
 from gpt_model import GPT, VOCABULARY, generate
+from torch.nn.parallel import DistributedDataParallel
 
 # A checkpoint belongs to a run with these; any other value would not continue the same run.
 SETTINGS = ("attention", "dtype", "seq_len", "steps", "batch", "seed", "layers", "width", "heads", "lr")
@@ -30,7 +30,10 @@ class Processes:
 
     def __init__(self, name, device):
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if device == "cuda" else device
+        self.device = torch.device(device)
+        if device == "cuda":
+            self.device = torch.device(device, int(os.environ.get("LOCAL_RANK", 0)))
+            torch.cuda.set_device(self.device)
         if self.world > 1:
             # The runs of one torchrun share its store one after the other: the prefix keeps their keys apart.
             agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -95,14 +98,14 @@ def loss_of(model, windows):
 
 def memory_peak(device):
     """Bytes: the most this process has held. On the CPU its resident memory, on a GPU torch's allocations there."""
-    if str(device).startswith("cuda"):
+    if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return _process_memory("VmHWM")
 
 
 def memory_now(device):
     """Bytes that this process holds now, counted as in memory_peak."""
-    if str(device).startswith("cuda"):
+    if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     return _process_memory("VmRSS")
 
@@ -117,7 +120,7 @@ def _process_memory(field):
 
 
 class Progress:
-    """tqdm's bar, or where tqdm is missing or nobody watches (rank > 0) less."""
+    """tqdm's bar; where tqdm is missing, a line now and then. Only the first process shows it."""
 
     def __init__(self, name, done, total, shown):
         try:
@@ -149,7 +152,7 @@ class Run:
         self.processes = Processes(args.attention, args.device)
         self.main = self.processes.rank == 0
         if args.batch % self.processes.world:
-            raise SystemExit(f"train_gpt: --batch {args.batch} cannot be shared equally by {self.processes.world} processes")
+            raise SystemExit(f"train_gpt: --batch {args.batch} is not a multiple of {self.processes.world} processes")
         self.text = Text(read_text(args.data), args.seq_len)
         torch.manual_seed(args.seed)
         self.model = GPT(args.layers, args.width, args.heads, args.attention).to(self.processes.device)
@@ -158,10 +161,11 @@ class Run:
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95))
         self.settings = {name: getattr(args, name) for name in SETTINGS}
-        self.settings["text"] = self.text.digest
+        self.settings["data"] = self.text.digest
         self.losses, self.seconds, self.held_out = [], [], []
         self.first_loss_fp32 = None
         self.path = Path(args.out) / f"{args.attention}.pt"
+        self.memory_before = memory_now(self.processes.device)
 
     def state(self):
         return {
@@ -188,8 +192,9 @@ class Run:
         state = torch.load(self.path, map_location=self.processes.device)
         for name, value in self.settings.items():
             if state["settings"][name] != value:
+                option = "--" + name.replace("_", "-") + (" of SHA-256" if name == "data" else "")
                 raise SystemExit(
-                    f"train_gpt: {self.path} was made with {name} = {state['settings'][name]}, not {value}: "
+                    f"train_gpt: {self.path} was made with {option} {state['settings'][name]}, not {value}: "
                     "resume with the same, or start afresh without --resume"
                 )
         self.model.load_state_dict(state["model"])
@@ -201,7 +206,7 @@ class Run:
         """Weights stay fp32; with bf16 the matrix products and attention are computed in it."""
         if self.args.dtype == "fp32":
             return nullcontext()
-        return torch.autocast(torch.device(self.processes.device).type, dtype=torch.bfloat16)
+        return torch.autocast(self.processes.device.type, dtype=torch.bfloat16)
 
     @torch.no_grad()
     def evaluate(self, tokens):
@@ -238,12 +243,12 @@ class Run:
         return loss.item()
 
     def train(self):
-        """The steps that are left. Returns False when a signal asked for a stop first."""
-        args, world = self.args, self.processes.world
+        """The steps that are left. Returns False when a signal asked for a stop."""
+        args, world, stopping = self.args, self.processes.world, False
         model = self.processes.wrap(self.model)
         progress = Progress(args.attention, len(self.losses), args.steps, self.main)
         with StopSignal() as stop:
-            while len(self.losses) < args.steps:
+            while len(self.losses) < args.steps and not stopping:
                 begin = time.perf_counter()
                 loss = self.step(model)
                 self.seconds.append(time.perf_counter() - begin)
@@ -257,12 +262,10 @@ class Run:
                 progress.step(loss=f"{loss / world:.3f}", held_out=held_out, tokens_s=f"{rate:,.0f}")
                 if stopping or done % args.checkpoint_every == 0 or done == args.steps:
                     self.save()
-                if stopping:
-                    break
         progress.close()
-        return len(self.losses) == args.steps
+        return not stopping
 
-    def report(self, base):
+    def report(self, peak):
         """Everything that the figures, the plot and the JSON show of this run."""
         args = self.args
         with torch.no_grad(), self.precision():
@@ -281,14 +284,16 @@ class Run:
             "first_loss_fp32": self.first_loss_fp32,
             "step_seconds": step_seconds,
             "tokens_per_second": args.batch * args.seq_len / step_seconds,
-            "memory_before_bytes": base,
-            "memory_peak_bytes": memory_peak(self.processes.device),
+            "memory_before_bytes": self.memory_before,
+            "memory_peak_bytes": peak,
             "sample": sample.decode("utf-8", "replace"),
         }
 
 
 def run(args):
     """Train with args.attention and write OUT/<attention>.json. Returns the exit status."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
     this = Run(args)
     report_path = this.path.with_suffix(".json")
     if args.resume:
@@ -298,10 +303,9 @@ def run(args):
         return 0
     if this.first_loss_fp32 is None:
         this.first_loss_fp32 = this.first_loss()
-    base = memory_now(this.processes.device)
     finished = this.train()
     if finished:
-        report = this.report(base)
+        report = this.report(memory_peak(this.processes.device))
         if this.main:
             report_path.write_text(json.dumps(report, indent=1))
     this.processes.close()

@@ -12,17 +12,20 @@ generated text, and whether three promises hold; if one does not, it exits with 
 The text is read as bytes; its last tenth is held out. By default it is the standard library of the running Python
 (the top-level modules, sorted by name).
 
-Written to --out: train_gpt.json (all figures), train_gpt.png (loss curves), and per run a .json and a checkpoint .pt.
+Written to --out: train_gpt.json (all figures), train_gpt.png (loss curves), and per run a .json and a checkpoint .pt;
+without --resume they replace those of earlier runs.
 Ctrl-C ends the step in progress, writes a checkpoint and exits with status 130; --resume continues from it, with the
 same losses as if nothing had happened. Several processes: torchrun --nproc_per_node 2 examples/train_gpt.py; they
 share each batch, so the losses stay the same up to rounding.
 """
+
 from __future__ import annotations
 
 import argparse
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +34,9 @@ RUNS = ("flash", "plain")
 RUN_DIFFERENCE = 0.02
 FIRST_LOSS_DIFFERENCE = 1e-5
 INTERRUPTED = 130
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+CAVEAT = """The runs ran one after the other, so their step times carry the machine's noise. Memory on the CPU is the
+resident memory of the whole process: Python, torch and the text are in it."""
 
 
 def positive(text):
@@ -48,13 +54,14 @@ def parse_arguments(arguments):
     add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda is also torch's name for AMD GPUs [cpu]")
     add("--dtype", choices=("fp32", "bf16"), default="fp32", help="of matrix products and attention [fp32]")
     add("--seq-len", type=positive, default=256, metavar="S", help="bytes that the model sees at once [256]")
-    add("--steps", type=positive, default=700, metavar="N", help="optimizer steps [700]")
+    add("--steps", type=positive, default=600, metavar="N", help="optimizer steps [600]")
     add("--batch", type=positive, default=8, metavar="B", help="sequences per step, over all processes [8]")
     add("--seed", type=int, default=0, metavar="N", help="of weights, batches and the sample [0]")
     add("--layers", type=positive, default=4, metavar="N", help="transformer blocks [4]")
     add("--width", type=positive, default=128, metavar="C", help="model width [128]")
     add("--heads", type=positive, default=4, metavar="H", help="attention heads [4]")
     add("--lr", type=float, default=2e-3, metavar="X", help="peak learning rate [0.002]")
+    add("--threads", type=positive, metavar="N", help="threads per process [torch's default]")
     add("--sample", type=positive, default=300, metavar="N", help="bytes of text to generate [300]")
     add("--checkpoint-every", type=positive, default=100, metavar="N", help="steps between checkpoints [100]")
     add("--resume", action="store_true", help="continue from the checkpoints in --out, where there are any")
@@ -83,9 +90,6 @@ def run_in_process(name, arguments):
             signal.signal(number, handler)
 
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
 def check_promises(reports, trigram_loss):
     """List of (what is promised, measured, limit, kept)."""
     promises = []
@@ -104,7 +108,7 @@ def check_promises(reports, trigram_loss):
 
 
 def table(reports, trigram_loss):
-    """Lines of the figures, one column per run, and the ratio of the second run to the first where it means something."""
+    """Lines of the figures, one column per run; of two runs also the second's figure over the first's."""
 
     def row(title, values, form="{:.4f}", ratio=False):
         cells = [form.format(value) if value is not None else "unknown" for value in values]
@@ -115,13 +119,14 @@ def table(reports, trigram_loss):
     def column(field, scale=1.0):
         return [None if r[field] is None else r[field] * scale for r in reports.values()]
 
+    last_losses = [statistics.mean(report["train_losses"][-20:]) for report in reports.values()]
     peak, before = column("memory_peak_bytes", 1e-6), column("memory_before_bytes", 1e-6)
     grown = [None if p is None else p - b for p, b in zip(peak, before)]
     heading = [*reports, " / ".join(reversed(list(reports)))] if len(reports) == 2 else list(reports)
     return [
         row("", heading, "{}"),
         row("first loss in fp32, nats/byte", column("first_loss_fp32"), "{:.6f}"),
-        row("last train loss, nats/byte", [sum(r["train_losses"][-20:]) / len(r["train_losses"][-20:]) for r in reports.values()]),
+        row("last train loss, nats/byte", last_losses),
         row("held-out loss, nats/byte", column("held_out_loss")),
         row("  trigram model", [trigram_loss] * len(reports)),
         row("median step, ms", column("step_seconds", 1e3), "{:.1f}", ratio=True),
@@ -162,11 +167,10 @@ def summarise(args):
     promises = check_promises(reports, trigram_loss)
     name, report = next(iter(reports.items()))
     print(f"\nSample ({name}):\n{report['sample']}\n")
-    print(f"{report['parameters']:,} parameters, {len(text.train):,} bytes to train on, torch {report['torch']}, "
-          f"{report['device']}, {args.dtype}, {report['processes']} process(es) of {report['threads']} thread(s)\n")
+    print(f"{report['parameters']:,} parameters, {len(text.train):,} bytes to train on, torch {report['torch']},")
+    print(f"{report['device']}, {args.dtype}, {report['processes']} process(es) of {report['threads']} thread(s)\n")
     print("\n".join(table(reports, trigram_loss)))
-    print("\nThe runs ran one after the other, not interleaved: step times carry the machine's noise. Memory on the CPU is")
-    print("the resident memory of the whole process, so it includes Python, torch and the text.\n")
+    print(f"\n{CAVEAT}\n")
     for what, measured, limit, kept in promises:
         print(f"{'kept' if kept else 'BROKEN'}: {what} {limit:.6g} (measured {measured:.6g})")
     plot(reports, trigram_loss, out / "train_gpt.png")
@@ -184,6 +188,12 @@ def main(arguments):
 
         args.attention = args.worker
         return run(args)
+    first_process = int(os.environ.get("RANK", 0)) == 0
+    if first_process and not args.resume:
+        # What is left of an earlier run must not pass for a part of this one.
+        for name in args.runs:
+            for suffix in (".pt", ".json"):
+                (Path(args.out) / (name + suffix)).unlink(missing_ok=True)
     for name in args.runs:
         status = run_in_process(name, arguments)
         if status in (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
@@ -192,7 +202,7 @@ def main(arguments):
         if status:
             print(f"train_gpt: the {name} run failed with exit status {status}", file=sys.stderr)
             return 1
-    return summarise(args) if int(os.environ.get("RANK", 0)) == 0 else 0
+    return summarise(args) if first_process else 0
 
 
 if __name__ == "__main__":

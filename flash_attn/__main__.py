@@ -26,15 +26,6 @@ def _file(path: str) -> Dict[str, Any]:
     return {"path": path, "bytes": os.path.getsize(path) if os.path.exists(path) else None}
 
 
-def _problem() -> str:
-    """Why attention cannot be called in this environment, in one sentence; empty if it can."""
-    try:
-        import flash_attn.flash_attn_interface  # noqa: F401
-    except ImportError as error:
-        return str(error)
-    return ""
-
-
 def _cpu_backend() -> Dict[str, Any]:
     """Instruction sets that this build has for this machine, best first, and what each dtype's forward runs."""
     import torch
@@ -64,21 +55,30 @@ def _binding(module) -> Dict[str, Any]:
 
 
 def report() -> Dict[str, Any]:
-    """Everything that is printed, as one dictionary. `problem` is empty in an installation that works."""
-    problem = _problem()
-    module = None if problem else _native.load()
-    return {
+    """Everything that is printed, as one dictionary. `problem` is empty in an installation that works, else it says in
+    one sentence why attention cannot be called in this environment."""
+    facts = {
         "flash_attn": {"version": flash_attn.__version__, "backend_version": flash_attn.__backend_version__},
         "python": platform.python_version(),
         "machine": platform.machine(),
         "torch": {"running": _torch_version(), "built_for": _native.available_bindings()},
-        "core_library": _file(_native.core_library(module and module.__file__)),
-        "binding": module and _binding(module),
-        "backends": {"cpu": _cpu_backend()} if module else {},
+        "core_library": _file(_native.core_library()),
+        "binding": None,
+        "backends": {},
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
         "missing": MISSING,
-        "problem": problem,
+        "problem": "",
     }
+    try:
+        from flash_attn import flash_attn_interface  # noqa: F401  raises what `import flash_attn` raises elsewhere
+
+        module = _native.load()
+        facts["core_library"] = _file(_native.core_library(module.__file__))
+        facts["binding"] = _binding(module)
+        facts["backends"]["cpu"] = _cpu_backend()
+    except (ImportError, RuntimeError) as error:
+        facts["problem"] = str(error)
+    return facts
 
 
 def _text(facts: Dict[str, Any]) -> str:
@@ -87,12 +87,11 @@ def _text(facts: Dict[str, Any]) -> str:
         return f"{file['path']} ({'not there' if missing else '{:.2f} MB'.format(file['bytes'] / 1e6)})"
 
     versions = facts["flash_attn"]
-    built_for = [f"{release} ({', '.join(names)})" for release, names in facts["torch"]["built_for"].items()]
     lines = [
         f"flash_attn      {versions['version']} (interface), {versions['backend_version']} (this implementation)",
         f"python          {facts['python']} on {facts['machine']}",
         f"torch           {facts['torch']['running'] or 'not installed'}",
-        f"built for torch {', '.join(built_for) or 'none'}",
+        f"built for       {_native.built_for() or 'no torch at all'}",
         f"core library    {size(facts['core_library'])}",
     ]
     if facts["binding"]:

@@ -118,19 +118,8 @@ def flash_attn_func(
     Raises RuntimeError for malformed input (ValueError for a window_size without two items), naming the argument,
     what was passed and what is accepted.
     """
-    return _attend(
-        _attention,
-        (q, k, v),
-        _DENSE,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(_attention, (q, k, v), _DENSE, *options)
 
 
 def flash_attn_kvpacked_func(
@@ -149,19 +138,8 @@ def flash_attn_kvpacked_func(
 
     Backward writes one gradient for kv, without concatenating those of keys and values.
     """
-    return _attend(
-        _attention_kvpacked,
-        (q, kv),
-        _DENSE,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(_attention_kvpacked, (q, kv), _DENSE, *options)
 
 
 def flash_attn_qkvpacked_func(
@@ -176,19 +154,8 @@ def flash_attn_qkvpacked_func(
     return_attn_probs=False,
 ):
     """`flash_attn_func` of qkv (B,S,3,H,D), queries, keys, values: out (B,S,H,D). Backward writes one gradient."""
-    return _attend(
-        _attention_qkvpacked,
-        (qkv,),
-        _DENSE,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(_attention_qkvpacked, (qkv,), _DENSE, *options)
 
 
 def flash_attn_varlen_func(
@@ -224,19 +191,8 @@ def flash_attn_varlen_func(
             "block_table was given, but paged keys and values are not in this version of flash_attn: gather the pages "
             "into k (Tk,Hk,D) and v (Tk,Hk,Dv) and pass block_table=None."
         )
-    return _attend(
-        _attention,
-        (q, k, v),
-        (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(_attention, (q, k, v), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), *options)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -256,19 +212,8 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs=False,
 ):
     """`flash_attn_varlen_func` of q (Tq,H,D) and kv (Tk,2,Hk,D), keys then values: out (Tq,H,D)."""
-    return _attend(
-        _attention_kvpacked,
-        (q, kv),
-        (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(_attention_kvpacked, (q, kv), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), *options)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -285,19 +230,8 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs=False,
 ):
     """`flash_attn_varlen_func` of qkv (T,3,H,D), queries, keys, values, with cu_seqlens for both: out (T,H,D)."""
-    return _attend(
-        _attention_qkvpacked,
-        (qkv,),
-        (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen),
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(_attention_qkvpacked, (qkv,), (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), *options)
 
 
 def flash_attn_with_kvcache(

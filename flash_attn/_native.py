@@ -13,7 +13,6 @@ import functools
 import importlib.util
 import os
 import re
-import sys
 import sysconfig
 from types import ModuleType
 from typing import Dict, List, Optional
@@ -54,6 +53,17 @@ def available_bindings() -> Dict[str, List[str]]:
     return found
 
 
+def _python_tag(name: str) -> str:
+    """The Python that a binding is for: cpython-311-x86_64-linux-gnu of flash_attn_2_cuda.<that>.so."""
+    return name.split(".")[1]
+
+
+def built_for() -> str:
+    """The bindings that are there, for people: "torch 2.13 (cpython-311-x86_64-linux-gnu), ..."; empty if none."""
+    bindings = [(release, name) for release, names in available_bindings().items() for name in names]
+    return ", ".join(f"torch {release} ({_python_tag(name)})" for release, name in bindings)
+
+
 def binding_path(torch_version: str) -> str:
     """The binding for a torch version and the running Python; ImportError when it was not built."""
     release = torch_release(torch_version)
@@ -61,10 +71,9 @@ def binding_path(torch_version: str) -> str:
     name = MODULE_NAME + extension_suffix()
     if name in bindings.get(release, []):
         return os.path.join(LIBRARY_DIR, f"torch-{release}", name)
-    built = "; ".join(f"torch {r} ({file[len(MODULE_NAME) + 1 :]})" for r, files in bindings.items() for file in files)
     raise ImportError(
-        f"flash_attn is built for {built or 'no torch at all'}, and this is torch {torch_version} "
-        f"({extension_suffix()[1:]}): {_REMEDY}."
+        f"flash_attn is built for {built_for() or 'no torch at all'}, and this is torch {torch_version} "
+        f"({_python_tag(name)}): {_REMEDY}."
     )
 
 
@@ -86,5 +95,4 @@ def load() -> ModuleType:
             f"flash_attn's binding {path} does not load under torch {torch.__version__} "
             f"({' '.join(str(error).split())}): {_REMEDY}."
         ) from error
-    sys.modules[MODULE_NAME] = module
     return module

@@ -76,19 +76,8 @@ def _flash_attn_forward(
     softmax_scale must be a number. S_dmask is (B,H,Sq,Sk) with return_softmax, which needs dropout_p > 0, else (0).
     rng_state goes to the backward; it is zeros without dropout.
     """
-    return _wrapped_flash_attn_forward.default(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size_left,
-        window_size_right,
-        softcap,
-        alibi_slopes,
-        return_softmax,
-    )
+    score = (dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
+    return _wrapped_flash_attn_forward.default(q, k, v, *score, return_softmax)
 
 
 def _flash_attn_varlen_forward(
@@ -118,27 +107,10 @@ def _flash_attn_varlen_forward(
     S_dmask is (B,H,max_seqlen_q,max_seqlen_k) with return_softmax, else (0). block_table, leftpad_k and seqused_k are
     not there yet: NotImplementedError. Outputs are always fully written, so zero_tensors changes nothing.
     """
-    return _wrapped_flash_attn_varlen_forward.default(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size_left,
-        window_size_right,
-        softcap,
-        alibi_slopes,
-        return_softmax,
-        block_table,
-        leftpad_k,
-        seqused_k,
-        zero_tensors,
-    )
+    score = (dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    cache = (block_table, leftpad_k, seqused_k)
+    return _wrapped_flash_attn_varlen_forward.default(q, k, v, *lengths, *score, return_softmax, *cache, zero_tensors)
 
 
 def _flash_attn_backward(
@@ -166,26 +138,9 @@ def _flash_attn_backward(
     dout and out are shaped as the forward's out, softmax_lse (B,H,Sq) is the forward's, or one merged from several.
     Returns softmax_d = rowsum(dout * out), (B,H,Sq). With dropout, rng_state must be the forward's.
     """
-    return _wrapped_flash_attn_backward.default(
-        dout,
-        q,
-        k,
-        v,
-        out,
-        softmax_lse,
-        dq,
-        dk,
-        dv,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size_left,
-        window_size_right,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        rng_state,
-    )
+    score = (dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
+    tensors = (dout, q, k, v, out, softmax_lse, dq, dk, dv)
+    return _wrapped_flash_attn_backward.default(*tensors, *score, deterministic, rng_state)
 
 
 def _flash_attn_varlen_backward(
@@ -214,31 +169,11 @@ def _flash_attn_varlen_backward(
     zero_tensors: bool = False,
 ) -> torch.Tensor:
     """Packed backward: as `_flash_attn_backward`, with softmax_lse and the returned softmax_d (H,Tq)."""
-    return _wrapped_flash_attn_varlen_backward.default(
-        dout,
-        q,
-        k,
-        v,
-        out,
-        softmax_lse,
-        dq,
-        dk,
-        dv,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size_left,
-        window_size_right,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        rng_state,
-        zero_tensors,
-    )
+    score = (dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
+    tensors = (dout, q, k, v, out, softmax_lse, dq, dk, dv)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    op = _wrapped_flash_attn_varlen_backward.default
+    return op(*tensors, *lengths, *score, deterministic, rng_state, zero_tensors)
 
 
 def _fake_of(function: Callable) -> Callable:

@@ -56,7 +56,7 @@ install_machine_packages() {
 # The environment on top of a Python that has torch already.
 make_venv_on() {
   local base=$1 outer
-  "$base" -m venv --system-site-packages "$venv"
+  "$base" -m venv --system-site-packages "$venv" || return 1
   torch_of "$venv/bin/python" >/dev/null && return
   # `base` is itself a virtual environment: --system-site-packages reaches only the Python below it.
   outer=$("$base" -c 'import os, torch; print(os.path.dirname(torch.__path__[0]))')
@@ -67,7 +67,7 @@ make_venv_on() {
 make_venv_with_pinned_torch() {
   local pinned
   pinned=$(sed -n 's/^torch==//p' requirements/torch.txt)
-  "$python" -m venv "$venv"
+  "$python" -m venv "$venv" || return 1
   if [ "$(uname -s)" = Linux ] && pip --timeout 10 --retries 1 install --no-deps "torch==$pinned+cpu" \
     --extra-index-url https://download.pytorch.org/whl/cpu >>"$pip_log" 2>&1; then
     "$venv/bin/python" -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >"$venv/constraints.txt"

@@ -7,7 +7,11 @@ stage() {
   local name=$1 start=$SECONDS status=0
   shift
   printf '\n=== %s\n' "$name"
-  "$@" </dev/null || status=$?
+  # Not `... || status=$?`: bash switches errexit off inside a function that is called so.
+  set +e
+  (set -e && "$@" </dev/null)
+  status=$?
+  set -e
   mkdir -p "$(dirname "$stages_file")"
   printf '%s\t%s\t%d\n' "$name" "$([ $status -eq 0 ] && echo passed || echo FAILED)" $((SECONDS - start)) >>"$stages_file"
   if [ $status -ne 0 ]; then

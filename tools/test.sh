@@ -2,7 +2,7 @@
 # The test suite in stages, on the environment of tools/setup.sh.
 #
 #   tools/test.sh                all stages
-#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python
+#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, wheel
 #   tools/test.sh second-torch   set-up, build and the stated subset (pytest's marker second_torch) on Debian's torch
 #
 # PYTEST_ARGS is added to pytest's command line.
@@ -38,6 +38,14 @@ test_python() {
 # support_matrix --check | --write: compares README.md's table with what the Python tests have shown, or rewrites it.
 support_matrix() { "$venv/bin/python" tools/support_matrix.py build/support.json "$1"; }
 
+# `pip install .` as a user types it, build isolation included, and the result used away from the source tree.
+test_wheel() {
+  local folder=$PWD/build/installed python=$PWD/$venv/bin/python
+  rm -rf "$folder"
+  "$python" -m pip install --no-input --no-deps --target "$folder" .
+  (cd / && PYTHONPATH=$folder "$python" "$OLDPWD/tools/check_installed.py" "$folder")
+}
+
 use() {
   venv=$1 build_dir=$2
   PATH=$PWD/$venv/bin:$PATH
@@ -61,6 +69,7 @@ run_stage() {
       stage "Python tests" test_python --support-json build/support.json
       stage "support matrix" support_matrix --write
       ;;
+    wheel) stage wheel test_wheel ;;
     second-torch)
       stage "set-up, second torch" tools/setup.sh test-debian
       use .venv-debian build/dev-debian
@@ -68,7 +77,7 @@ run_stage() {
       stage "Python tests, second torch" test_python -m second_torch
       ;;
     *)
-      echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, matrix and second-torch" >&2
+      echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, wheel, matrix and second-torch" >&2
       exit 2
       ;;
   esac
@@ -79,7 +88,7 @@ if [ "$*" != second-torch ]; then
   stage set-up tools/setup.sh test
   use .venv build/dev
 fi
-if [ $# -eq 0 ]; then set -- lint build cpp sanitize python; fi
+if [ $# -eq 0 ]; then set -- lint build cpp sanitize python wheel; fi
 for name in "$@"; do run_stage "$name"; done
 
 printf '\n'

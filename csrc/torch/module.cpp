@@ -6,7 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
-#include "ops.h"
+#include "call.h"
 
 namespace flash_attn::torch_binding {
 namespace {
@@ -17,8 +17,9 @@ using Tensors = std::vector<at::Tensor>;
 at::Tensor tensor_or_none(const OptionalTensor& tensor) { return tensor.value_or(at::Tensor()); }
 
 void refuse_generator(const py::object& generator) {
-  TORCH_CHECK(generator.is_none(),
-              "flash_attn: the `generator` argument is no longer supported; pass None, dropout follows torch.manual_seed");
+  TORCH_CHECK(
+      generator.is_none(),
+      "flash_attn: the `generator` argument is no longer supported; pass None, dropout follows torch.manual_seed");
 }
 
 struct Scores {
@@ -49,7 +50,7 @@ void set_lengths(Call& call, const at::Tensor& cu_seqlens_q, const at::Tensor& c
 Tensors run_forward(Call& call, const OptionalTensor& out, bool return_softmax) {
   call.return_softmax = return_softmax;
   check_return_softmax(call);
-  call.rng_state = draw_rng_state(call);
+  call.rng_state = draw_rng_state(call.q, call.dropout_p);
   const auto result = forward(call, tensor_or_none(out));
   return {result.out, result.softmax_lse, result.s_dmask, reported_rng_state(call)};
 }
@@ -121,9 +122,10 @@ Tensors varlen_bwd(const at::Tensor& dout, const at::Tensor& q, const at::Tensor
 }
 
 py::object fwd_kvcache(const py::args&, const py::kwargs&) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false,
-                              "flash_attn: fwd_kvcache (flash_attn_with_kvcache) is not supported yet; keep the cache yourself "
-                              "and call flash_attn_func or flash_attn_varlen_func");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "flash_attn: fwd_kvcache (flash_attn_with_kvcache) is not supported yet; keep the cache yourself "
+      "and call flash_attn_func or flash_attn_varlen_func");
 }
 
 py::dict explain_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& cu_seqlens_q,
@@ -160,9 +162,11 @@ void translate(std::exception_ptr exception) {
 PYBIND11_MODULE(flash_attn_2_cuda, m) {
   using py::arg;
   py::register_exception_translator(translate);
-  m.doc() = "Raw attention functions with upstream flash_attn_2_cuda's positional arguments, on every backend of this build.";
+  m.doc() =
+      "Raw attention functions with upstream flash_attn_2_cuda's positional arguments, on every backend of this build.";
   m.attr("_built_for_torch") = TORCH_VERSION;
-  m.def("_core_version", [] { return kVersion; }, "Version of the core library's interface that this was compiled with.");
+  m.def(
+      "_core_version", [] { return kVersion; }, "Version of the core library's interface that this was compiled with.");
 
   m.def("fwd", &fwd, "Forward pass, dense: [out, softmax_lse, p, rng_state].", arg("q"), arg("k"), arg("v"),
         arg("out_"), arg("alibi_slopes_"), arg("p_dropout"), arg("softmax_scale"), arg("is_causal"),
@@ -187,9 +191,10 @@ PYBIND11_MODULE(flash_attn_2_cuda, m) {
         arg("q"), arg("k"), arg("v"), arg("cu_seqlens_q"), arg("cu_seqlens_k"), arg("max_seqlen_q"),
         arg("max_seqlen_k"), arg("dropout_p"), arg("softmax_scale"), arg("causal"), arg("window_size_left"),
         arg("window_size_right"), arg("softcap"), arg("alibi_slopes"), arg("backward") = false);
-  m.def("_force_cpu_isa", &force_cpu_instruction_set, "Debug switch: use that instruction set; \"\" returns to the best.",
-        arg("name"));
-  m.def("_cpu_isas", &cpu_instruction_sets, "CPU instruction sets of this build that this machine executes, best first.");
+  m.def("_force_cpu_isa", &force_cpu_instruction_set,
+        "Debug switch: use that instruction set; \"\" returns to the best.", arg("name"));
+  m.def("_cpu_isas", &cpu_instruction_sets,
+        "CPU instruction sets of this build that this machine executes, best first.");
 }
 
 }  // namespace flash_attn::torch_binding

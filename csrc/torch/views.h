@@ -13,12 +13,13 @@ inline constexpr const char* kBackends = "cpu";
 
 /// Raises unless `tensor` is plain strided memory on a device that a backend of this build computes on.
 inline void check_plain(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.device().is_cpu(), "flash_attn: ", name, " is on ", tensor.device(),
-                              ", for which this build has no backend (it has no GPU backend); move the tensors to one of: ",
-                              kBackends);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      tensor.device().is_cpu(), "flash_attn: ", name, " is on ", tensor.device(),
+      ", for which this build has no backend (it has no GPU backend); move the tensors to one of: ", kBackends);
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided && !tensor.is_nested(), "flash_attn: ", name,
-                              " must be a dense strided tensor, got ", tensor.is_nested() ? "a nested one, " : "layout ",
-                              tensor.layout(), "; use to_dense(), or varlen attention with cu_seqlens");
+                              " must be a dense strided tensor, got ",
+                              tensor.is_nested() ? "a nested one, " : "layout ", tensor.layout(),
+                              "; use to_dense(), or varlen attention with cu_seqlens");
   TORCH_CHECK(!tensor.is_neg(), "flash_attn: ", name, " is a lazily negated view; pass ", name, ".resolve_neg()");
 }
 
@@ -52,8 +53,9 @@ inline TensorView view(const at::Tensor& tensor, const char* name, at::Device de
   TORCH_CHECK(ndim >= 1 && ndim <= max_ndim, "flash_attn: ", name, " must have 1 to ", max_ndim,
               " dimensions, got shape ", tensor.sizes());
   result.data = tensor.data_ptr();
-  TORCH_CHECK(result.data != nullptr || tensor.numel() == 0, "flash_attn: ", name,
-              " holds no memory (a fake tensor or a wrapper subclass); call the operators torch.ops.flash_attn.* instead");
+  TORCH_CHECK(
+      result.data != nullptr || tensor.numel() == 0, "flash_attn: ", name,
+      " holds no memory (a fake tensor or a wrapper subclass); call the operators torch.ops.flash_attn.* instead");
   result.dtype = core_dtype(tensor, name);
   result.ndim = static_cast<int>(ndim);
   std::copy_n(tensor.sizes().begin(), ndim, result.sizes.begin());

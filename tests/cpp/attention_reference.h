@@ -51,6 +51,11 @@ class Tensor {
       default: return *reinterpret_cast<const double*>(p);
     }
   }
+  std::vector<double> values() const {
+    std::vector<double> all(static_cast<std::size_t>(n_));
+    for (std::int64_t i = 0; i < n_; ++i) all[i] = get(i);
+    return all;
+  }
   void set(std::int64_t i, double value) {
     char* p = bytes_.data() + i * size_of(dtype_);
     switch (dtype_) {
@@ -115,13 +120,13 @@ struct Problem64 {
   Reference run(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) const;
 
  private:
-  struct Row;
-  void run_row(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, std::int64_t b, std::int64_t h,
-               std::int64_t i, Reference& r) const;
+  struct Values {
+    std::vector<double> q, k, v, dout;
+  };
+  void run_row(const Values& x, std::int64_t b, std::int64_t h, std::int64_t i, Reference& r) const;
 };
 
-inline void Problem64::run_row(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, std::int64_t b,
-                               std::int64_t h, std::int64_t i, Reference& r) const {
+inline void Problem64::run_row(const Values& x, std::int64_t b, std::int64_t h, std::int64_t i, Reference& r) const {
   const Shape& s = shape;
   const std::int64_t hk = h / (s.H / s.Hk), row = (b * s.Sq + i) * s.H + h;
   const auto key = [&](std::int64_t j) { return (b * s.Sk + j) * s.Hk + hk; };
@@ -129,7 +134,7 @@ inline void Problem64::run_row(const Tensor& q, const Tensor& k, const Tensor& v
   double top = -std::numeric_limits<double>::infinity(), sum = 0.0;
   for (std::int64_t j = 0; j < s.Sk; ++j) {
     if (!visible(i, j)) continue;
-    for (std::int64_t d = 0; d < s.D; ++d) dots[j] += q.get(row * s.D + d) * k.get(key(j) * s.D + d);
+    for (std::int64_t d = 0; d < s.D; ++d) dots[j] += x.q[row * s.D + d] * x.k[key(j) * s.D + d];
     scores[j] = score(dots[j], h, i, j);
     top = std::max(top, scores[j]);
   }
@@ -142,9 +147,10 @@ inline void Problem64::run_row(const Tensor& q, const Tensor& k, const Tensor& v
     if (!visible(i, j)) continue;
     const double p = std::exp(scores[j] - top) / sum, factor = kept(b, h, i, j) ? dropout.keep_scale : 0.0;
     for (std::int64_t d = 0; d < s.Dv; ++d) {
-      r.out[row * s.Dv + d] += p * factor * v.get(key(j) * s.Dv + d);
-      r.dv[key(j) * s.Dv + d] += p * factor * dout.get(row * s.Dv + d);
-      dp[j] += factor * dout.get(row * s.Dv + d) * v.get(key(j) * s.Dv + d);
+      const double value = x.v[key(j) * s.Dv + d], gradient = x.dout[row * s.Dv + d];
+      r.out[row * s.Dv + d] += p * factor * value;
+      r.dv[key(j) * s.Dv + d] += p * factor * gradient;
+      dp[j] += factor * gradient * value;
     }
     delta += p * dp[j];
   }
@@ -153,14 +159,15 @@ inline void Problem64::run_row(const Tensor& q, const Tensor& k, const Tensor& v
     double ds = std::exp(scores[j] - top) / sum * (dp[j] - delta) * scale;
     if (features.softcap > 0) ds *= 1.0 - std::pow(std::tanh(scale * dots[j] / features.softcap), 2);
     for (std::int64_t d = 0; d < s.D; ++d) {
-      r.dq[row * s.D + d] += ds * k.get(key(j) * s.D + d);
-      r.dk[key(j) * s.D + d] += ds * q.get(row * s.D + d);
+      r.dq[row * s.D + d] += ds * x.k[key(j) * s.D + d];
+      r.dk[key(j) * s.D + d] += ds * x.q[row * s.D + d];
     }
   }
 }
 
 inline Reference Problem64::run(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) const {
   const Shape& s = shape;
+  const Values x{q.values(), k.values(), v.values(), dout.values()};
   Reference r;
   r.out.assign(s.B * s.Sq * s.H * s.Dv, 0.0);
   r.lse.assign(s.B * s.H * s.Sq, 0.0);
@@ -169,7 +176,7 @@ inline Reference Problem64::run(const Tensor& q, const Tensor& k, const Tensor& 
   r.dv.assign(s.B * s.Sk * s.Hk * s.Dv, 0.0);
   for (std::int64_t b = 0; b < s.B; ++b)
     for (std::int64_t h = 0; h < s.H; ++h)
-      for (std::int64_t i = 0; i < s.Sq; ++i) run_row(q, k, v, dout, b, h, i, r);
+      for (std::int64_t i = 0; i < s.Sq; ++i) run_row(x, b, h, i, r);
   return r;
 }
 

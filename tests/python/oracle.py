@@ -21,13 +21,13 @@ from torch import Tensor
 class Arithmetic:
     """How the reference computes: in `compute`, every intermediate rounded to `storage` as by torch ops of that dtype.
 
-    `scale_keys` multiplies k by the softmax scale before the product rather than the product after it, so that two
-    evaluations of one precision differ, by rounding alone.
+    `reordered` multiplies k by the softmax scale before the product rather than the product after it, and takes
+    queries, keys and features backwards, so that two evaluations of one precision differ, by rounding alone.
     """
 
     compute: torch.dtype
     storage: torch.dtype
-    scale_keys: bool = False
+    reordered: bool = False
 
     def stored(self, x: Tensor) -> Tensor:
         """x rounded to the storage dtype; its gradient is rounded on the way back as well."""
@@ -40,7 +40,7 @@ EXACT = Arithmetic(torch.float64, torch.float64)
 def same_precision(dtype: torch.dtype) -> Arithmetic:
     """What torch's own ops of `dtype` give (fp16 and bf16 products accumulate in fp32), operations reordered."""
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    return Arithmetic(compute, dtype, scale_keys=True)
+    return Arithmetic(compute, dtype, reordered=True)
 
 
 @dataclass(frozen=True)
@@ -93,20 +93,25 @@ def alibi_bias(slopes: Tensor, B: int, Sq: int, Sk: int) -> Tensor:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, score: Score, arith: Arithmetic = EXACT, max_seqlen_k: Optional[int] = None
 ) -> Result:
-    """q (B,Sq,H,D), k (B,Sk,Hk,D), v (B,Sk,Hk,Dv), all in arith.compute."""
+    """q (B,Sq,H,D), k (B,Sk,Hk,D), v (B,Sk,Hk,Dv), in arith.compute; backwards if arith.reordered, as the result."""
     (B, Sq, H, D), (Sk, Hk) = q.shape, k.shape[1:3]
     scale = D**-0.5 if score.scale is None else score.scale
     q = q.permute(0, 2, 1, 3)
     k, v = (x.permute(0, 2, 1, 3).repeat_interleave(H // Hk, dim=1) for x in (k, v))
-    if arith.scale_keys:
+    if arith.reordered:
         s = arith.stored(q @ arith.stored(k * scale).transpose(-1, -2))
     else:
         s = arith.stored(q @ k.transpose(-1, -2)) * scale
     if score.softcap > 0:
         s = arith.stored(arith.stored(torch.tanh(arith.stored(s / score.softcap))) * score.softcap)
+
+    def in_order(x: Tensor) -> Tensor:
+        """(..., Sq, Sk) of a table over queries and keys."""
+        return x.flip(-2, -1) if arith.reordered else x
+
     if score.alibi_slopes is not None:
-        s = s + alibi_bias(score.alibi_slopes.to(arith.compute), B, Sq, Sk)
-    mask = visible(Sq, Sk, score.causal, score.window, max_seqlen_k)
+        s = s + in_order(alibi_bias(score.alibi_slopes.to(arith.compute), B, Sq, Sk))
+    mask = in_order(visible(Sq, Sk, score.causal, score.window, max_seqlen_k))
     empty = ~mask.any(-1)[:, None]
     # A row without keys takes a softmax over its unmasked scores, which is finite, and is then replaced by zeros.
     s = s.masked_fill(~(mask | empty), -math.inf)
@@ -117,7 +122,7 @@ def forward(
         lse = torch.logsumexp(s, dim=-1).masked_fill(empty[:, 0], math.inf)
     p = arith.stored(probs)
     if score.keep is not None:
-        p = p.masked_fill(~score.keep, 0.0)
+        p = p.masked_fill(~in_order(score.keep), 0.0)
         v = arith.stored(v * (1.0 / (1.0 - score.dropout_p)))
     out = arith.stored(p @ v)
     return Result(out.permute(0, 2, 1, 3), lse.detach(), p.detach())
@@ -133,12 +138,16 @@ def run(
     max_seqlen_k: Optional[int] = None,
 ) -> Result:
     """Forward and, where `dout` (B,Sq,H,Dv) is given, backward, from inputs of any dtype."""
+
+    def in_order(x: Tensor, *dims: int) -> Tensor:
+        return x.flip(*dims) if arith.reordered else x
+
     leaves = [x.detach().to(arith.compute).requires_grad_(dout is not None) for x in (q, k, v)]
-    result = forward(*(arith.stored(x) for x in leaves), score, arith, max_seqlen_k)
+    result = forward(*(arith.stored(in_order(x, 1, 3)) for x in leaves), score, arith, max_seqlen_k)
+    result.out = in_order(result.out, 1, 3)
     if dout is not None:
         result.grads = torch.autograd.grad(result.out, leaves, dout.to(arith.compute))
-    result.out = result.out.detach()
-    return result
+    return Result(result.out.detach(), in_order(result.lse, 2), in_order(result.probs, 2, 3), result.grads)
 
 
 def run_varlen(

@@ -36,14 +36,12 @@ def random_bytes(rng_state: Sequence[int], B: int, H: int, Sq: int, Sk: int) -> 
     """uint8 (B,H,Sq,Sk): the byte that decides about query i and key j of head h in sequence b."""
     seed, offset = (int(x) for x in rng_state)
     subkey = [int(w) for w in philox4x32((*_halves(offset), 0, 0), _halves(seed))[:2]]
-    # One call serves 16 keys of one row: four words of four bytes, 16 words spread over each 64 keys.
-    calls = np.arange(-(-Sk // 64) * 4)
-    b, h, i = np.ogrid[:B, :H, :Sq]
-    words = philox4x32((calls, i[..., None], b[..., None], h[..., None]), subkey)
-    j = np.arange(Sk)
-    word = np.stack(words)[(j >> 4) & 3, :, :, :, (j >> 6) * 4 + ((j >> 2) & 3)]  # (Sk,B,H,Sq)
-    word = np.moveaxis(word, 0, -1)
-    return ((word >> (8 * (j & 3)).astype(np.uint64)) & np.uint64(255)).astype(np.uint8)
+    # Of 64 keys, call c gives the 16 with j / 4 % 4 == c: word w of it those with j / 16 % 4 == w, a byte each.
+    blocks = -(-Sk // 64)
+    b, h, i, call = np.ogrid[:B, :H, :Sq, : 4 * blocks]
+    words = np.stack(philox4x32((call, i, b, h), subkey), axis=-1).astype("<u4")
+    in_key_order = words.reshape(B, H, Sq, blocks, 4, 4).swapaxes(-1, -2)
+    return np.ascontiguousarray(in_key_order).view(np.uint8).reshape(B, H, Sq, blocks * 64)[..., :Sk]
 
 
 def keep_mask(rng_state: Sequence[int], p: float, B: int, H: int, Sq: int, Sk: int) -> torch.Tensor:

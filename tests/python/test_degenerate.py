@@ -74,8 +74,11 @@ def test_window_that_no_query_reaches(dtype):
     """right = 0 and left = 0 with Sq far beyond Sk: only the last rows see a key, one each."""
     case = Case(dtype=dtype, lengths=((90, 5),), H=2, Hk=2, D=16, window=(0, 0))
     inputs, out, _, grads = run(case)
-    assert torch.equal(out[0, 85:], inputs.leaves[2][0]) and out[0, :85].eq(0).all()
-    assert grads[0].abs().max() < 1e-5 and torch.equal(grads[2][0], inputs.dout[0, 85:])
+    eps = torch.finfo(out.dtype).eps
+    assert out[0, :85].eq(0).all()
+    torch.testing.assert_close(out[0, 85:], inputs.leaves[2][0], rtol=2 * eps, atol=0.0)
+    torch.testing.assert_close(grads[2][0], inputs.dout[0, 85:], rtol=8 * eps, atol=0.0)
+    assert grads[0].abs().max() < 1e-5
 
 
 @DEGENERATE
@@ -173,10 +176,10 @@ def test_hidden_keys_have_no_influence(varlen, dtype):
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_one_key_returns_its_value(dtype):
-    """Softmax over one key is 1: out is v, exactly, and the LSE is the score."""
+    """Softmax over one key is 1: out is v, up to two roundings, and the LSE is the score."""
     q, k, v = (torch.randn(2, 5, 2, 16, dtype=harness.TORCH_DTYPES[dtype]) for _ in range(3))
     out, lse, _ = flash_attn_func(q, k[:, :1], v[:, :1], return_attn_probs=True)
-    assert torch.equal(out, v[:, :1].expand_as(out))
+    torch.testing.assert_close(out, v[:, :1].expand_as(out), rtol=2 * torch.finfo(out.dtype).eps, atol=0.0)
     score = torch.einsum("bqhd,bkhd->bhqk", q.double(), k[:, :1].double())[..., 0] / 4
     torch.testing.assert_close(lse.double(), score, rtol=1e-5, atol=1e-5)
 

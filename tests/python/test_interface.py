@@ -1,11 +1,15 @@
 """How the public and raw functions read their arguments and what they return: spellings, defaults, shapes, class names,
 and the features that are not there yet. Numbers are the subject of the test_attention_* files."""
 
+import inspect
+import types
+
 import pytest
 import torch
 from small_calls import calls, dense, varlen
 
 import flash_attn
+from flash_attn import _attention, _raw
 from flash_attn import flash_attn_interface as interface
 
 pytestmark = pytest.mark.second_torch
@@ -22,6 +26,12 @@ WINDOWS = [
 def test_window_size_spellings(same_as, window_size):
     expected = flash_attn.flash_attn_func(*dense(), window_size=same_as)
     assert torch.equal(flash_attn.flash_attn_func(*dense(), window_size=window_size), expected)
+
+
+def test_left_and_right():
+    causal = flash_attn.flash_attn_func(*dense(), causal=True)
+    assert torch.equal(flash_attn.flash_attn_func(*dense(), window_size=(-1, 0)), causal)
+    assert not torch.equal(flash_attn.flash_attn_func(*dense(), window_size=(0, -1)), causal)
 
 
 def test_the_windows_above_differ():
@@ -119,6 +129,51 @@ def test_class_names_under_compile(is_grad_enabled):
     torch._dynamo.reset()
     out = torch.compile(block, fullgraph=True, backend="aot_eager")(*arguments)
     assert torch.equal(out, block(*arguments)) and out.requires_grad is is_grad_enabled
+
+
+# What reaches the operators
+
+OPERATOR_OF = {"Func": "_attention", "KVPackedFunc": "_attention_kvpacked", "QKVPackedFunc": "_attention_qkvpacked"}
+
+
+@pytest.mark.parametrize("name", calls())
+def test_every_argument_reaches_the_operator(monkeypatch, name):
+    function, arguments, *_ = calls()[name]
+    operator = OPERATOR_OF[name.replace("Varlen", "")]
+    schema = getattr(_attention, operator)._schema
+    received = []
+    monkeypatch.setattr(_attention, operator, lambda *args: received.append(args) or ("out", "lse", "s_dmask"))
+    score = {
+        name: name for name in ("dropout_p", "softmax_scale", "causal", "softcap", "alibi_slopes", "deterministic")
+    }
+    assert function(*arguments, **score, window_size=("left", "right")) == "out"
+    assert function(*arguments, **score, window_size=("left", "right"), return_attn_probs=True)[1:] == (
+        "lse",
+        "s_dmask",
+    )
+    for args, return_softmax in zip(received, (False, True)):
+        by_name = dict(zip((argument.name for argument in schema.arguments), args))
+        assert len(args) == len(schema.arguments)
+        assert by_name["window_size_left"] == "left" and by_name["window_size_right"] == "right"
+        assert by_name["return_softmax"] is return_softmax
+        assert all(by_name[key] == value for key, value in score.items())
+        given = dict(zip(inspect.signature(function).parameters, arguments))
+        for side in ("q", "k"):
+            cu_seqlens = given.get(f"cu_seqlens_{side}", given.get("cu_seqlens"))
+            assert by_name[f"cu_seqlens_{side}"] is cu_seqlens
+            assert by_name[f"max_seqlen_{side}"] == given.get(f"max_seqlen_{side}", given.get("max_seqlen", 0))
+        assert all(by_name[key] is given[key] for key in ("q", "k", "v", "kv", "qkv") if key in given)
+
+
+@pytest.mark.parametrize(
+    "name", ["_flash_attn_forward", "_flash_attn_varlen_forward", "_flash_attn_backward", "_flash_attn_varlen_backward"]
+)
+def test_raw_functions_pass_every_argument_in_order(monkeypatch, name):
+    function = getattr(interface, name)
+    names = list(inspect.signature(function).parameters)
+    operator = types.SimpleNamespace(default=lambda *args: args)
+    monkeypatch.setattr(_raw, "_wrapped" + name, operator)
+    assert list(function(**{name: name for name in reversed(names)})) == names
 
 
 # What is not there yet

@@ -14,7 +14,7 @@ import torch
 from small_calls import calls, dense, varlen
 
 import flash_attn
-from flash_attn import _native
+from flash_attn import _backend_choice, _native
 from flash_attn import flash_attn_interface as interface
 
 pytestmark = pytest.mark.second_torch
@@ -82,16 +82,21 @@ def test_other_distributions_can_add_modules(tmp_path):
     assert python("-c", code).stdout == "3\n"
 
 
-@pytest.mark.parametrize("value", [None, "", "FALSE", "0", "off", "No"])
-def test_triton_not_requested(value):
-    result = python("-c", "import flash_attn.flash_attn_interface as i; print(i.USE_TRITON_ROCM)", **{TRITON: value})
-    assert result.stdout == "False\n", result.stderr
-
-
 @pytest.mark.parametrize(
-    "value, words",
-    [(v, ["not in this version"]) for v in ("TRUE", "1", "On", "yes")] + [("maybe", ["'maybe'", "true", "false"])],
+    "value, requested",
+    [(v, False) for v in (None, "", "FALSE", "0", "off", "No")]
+    + [(v, True) for v in ("TRUE", "true", "1", "On", "yes")],
 )
+def test_spellings_of_the_triton_switch(monkeypatch, value, requested):
+    monkeypatch.setenv(TRITON, value) if value is not None else monkeypatch.delenv(TRITON, raising=False)
+    assert _backend_choice.triton_requested() is requested
+
+
+def test_triton_is_not_chosen_here():
+    assert interface.USE_TRITON_ROCM is False
+
+
+@pytest.mark.parametrize("value, words", [("TRUE", ["not in this version"]), ("maybe", ["'maybe'", "true", "false"])])
 def test_triton_requested(value, words):
     code = "try:\n  import flash_attn\nexcept ImportError as error:\n  print(error)"
     result = python("-c", code, **{TRITON: value})
@@ -243,8 +248,10 @@ def test_report_as_text():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.orig_argv is new in Python 3.10")
-def test_report_of_an_installation_that_cannot_be_used():
-    result = python("-m", "flash_attn", "--json", **{TRITON: "TRUE"})
+@pytest.mark.parametrize("name, value", [(TRITON, "TRUE"), (TRITON, "maybe"), ("FLASH_ATTN_CPU_ISA", "mmx")])
+def test_report_of_an_installation_that_cannot_be_used(name, value):
+    result = python("-m", "flash_attn", "--json", **{name: value})
     assert result.returncode == 1, result.stderr
     facts = json.loads(result.stdout)
-    assert TRITON in facts["problem"] and facts["environment"][TRITON] == "TRUE"
+    assert name in facts["problem"] and facts["environment"][name] == value
+    assert facts["problem"] in python("-m", "flash_attn", **{name: value}).stdout

@@ -1,7 +1,7 @@
 """Names, order and defaults of every function equal those of the upstream release whose version this package carries.
 
 The table in tests/data was read from upstream's source distribution by tools/fetch_upstream_signatures.py. Where the
-environment variable FLASH_ATTN_UPSTREAM_SDIST names that distribution, it is read again and compared too.
+environment variable FLASH_ATTN_UPSTREAM_SDIST names that distribution, the table is compared with it.
 """
 
 import ast
@@ -32,14 +32,11 @@ def fetch_tool():
     return tool
 
 
-@pytest.fixture(scope="module", params=["table", "source distribution"])
-def upstream(request):
-    if request.param == "table":
-        return TABLE
+def test_the_table_is_upstreams():
     path = os.environ.get("FLASH_ATTN_UPSTREAM_SDIST")
     if not path:
-        pytest.skip("FLASH_ATTN_UPSTREAM_SDIST is not set; the table stands in for the source distribution")
-    return fetch_tool().read_signatures(path)
+        pytest.skip("FLASH_ATTN_UPSTREAM_SDIST names no source distribution to compare the table with")
+    assert fetch_tool().read_signatures(path) == TABLE
 
 
 def differences(ours, theirs, may_append):
@@ -62,12 +59,12 @@ def differences(ours, theirs, may_append):
     return found
 
 
-def table_rows(table, wanted):
-    return [(module, name, row) for module in MODULES for name, row in table[module].items() if wanted(name)]
+def table_rows(wanted):
+    return [(module, name, row) for module in MODULES for name, row in TABLE[module].items() if wanted(name)]
 
 
-def test_functions(upstream):
-    rows = table_rows(upstream, lambda name: "." not in name)
+def test_functions():
+    rows = table_rows(lambda name: "." not in name)
     assert len(rows) >= 21
     wrong = {}
     for module, name, row in rows:
@@ -76,8 +73,8 @@ def test_functions(upstream):
     assert not {name: found for name, found in wrong.items() if found}
 
 
-def test_apply_of_the_autograd_classes(upstream):
-    rows = table_rows(upstream, lambda name: name.startswith("FlashAttn"))
+def test_apply_of_the_autograd_classes():
+    rows = table_rows(lambda name: name.startswith("FlashAttn"))
     assert len(rows) == 6
     for module, name, row in rows:
         owner, method = name.split(".")
@@ -85,8 +82,8 @@ def test_apply_of_the_autograd_classes(upstream):
         assert [[parameter] for parameter in inspect.signature(apply).parameters] == row, name
 
 
-def test_forward_of_the_padding_classes(upstream):
-    rows = table_rows(upstream, lambda name: name.startswith("Index"))
+def test_forward_of_the_padding_classes():
+    rows = table_rows(lambda name: name.startswith("Index"))
     assert len(rows) == 3
     for module, name, row in rows:
         owner = getattr(importlib.import_module(f"flash_attn.{module}"), name.split(".")[0])
@@ -94,28 +91,28 @@ def test_forward_of_the_padding_classes(upstream):
         assert [[parameter] for parameter in inspect.signature(owner.forward).parameters][1:] == row, name
 
 
-def test_other_names(upstream):
+def test_other_names():
     for module in MODULES:
         ours = importlib.import_module(f"flash_attn.{module}")
-        assert len(upstream["names"][module]) >= 3
-        assert not [name for name in upstream["names"][module] if not hasattr(ours, name)]
+        assert len(TABLE["names"][module]) >= 3
+        assert not [name for name in TABLE["names"][module] if not hasattr(ours, name)]
 
 
-def test_exports(upstream):
-    assert len(upstream["exports"]) == 7
-    for name in upstream["exports"]:
+def test_exports():
+    assert len(TABLE["exports"]) == 7
+    for name in TABLE["exports"]:
         assert getattr(flash_attn, name) is getattr(flash_attn.flash_attn_interface, name)
 
 
-def test_version(upstream):
-    assert flash_attn.__version__ == upstream["version"]
+def test_version():
+    assert flash_attn.__version__ == TABLE["version"]
 
 
-def test_operator_schemas_have_the_same_names(upstream):
+def test_operator_schemas_have_the_same_names():
     for name in RAW:
         schema = getattr(torch.ops.flash_attn, name).default._schema
         assert [argument.name for argument in schema.arguments] == [
-            row[0] for row in upstream["flash_attn_interface"][name]
+            row[0] for row in TABLE["flash_attn_interface"][name]
         ]
 
 
@@ -129,13 +126,6 @@ def test_raw_functions_are_plain_functions(name):
     assert spec.args == [parameter for parameter, *_ in row]
     assert list(spec.defaults or ()) == [ast.literal_eval(default[0]) for _, *default in row if default]
     assert spec.varargs is None and spec.varkw is None and not spec.kwonlyargs
-
-
-def test_the_table_is_upstreams():
-    path = os.environ.get("FLASH_ATTN_UPSTREAM_SDIST")
-    if not path:
-        pytest.skip("FLASH_ATTN_UPSTREAM_SDIST is not set")
-    assert fetch_tool().read_signatures(path) == TABLE
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+// One attention call on torch tensors: what the operators, the autograd formula and the pybind11 module share, and the
+// only part of the binding that calls the core.
+//
+// Letters are those of flash_attn/attention.h: B, H, Hk, Sq, Sk, D, Dv, Tq, Tk.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <flash_attn/attention.h>
+
+#include <tuple>
+#include <vector>
+
+namespace flash_attn::torch_binding {
+
+/// Arguments of one call as torch holds them. An undefined tensor is an argument that was not given.
+/// Shapes, dtypes and meanings are those of flash_attn::AttentionProblem.
+struct Call {
+  at::Tensor q, k, v;
+  at::Tensor cu_seqlens_q, cu_seqlens_k;
+  at::Tensor alibi_slopes, rng_state;
+  c10::SymInt max_seqlen_q = 0, max_seqlen_k = 0;
+  c10::SymInt window_left = -1, window_right = -1;
+  double dropout_p = 0.0, softmax_scale = 1.0, softcap = 0.0;
+  bool causal = false;
+  bool return_softmax = false;
+
+  bool varlen() const { return cu_seqlens_q.defined() || cu_seqlens_k.defined(); }
+};
+
+/// The tensors that autograd sees: {q, k, v}, {q, kv} or {qkv}. A packed one has its 2 or 3 parts along dimension -3.
+using Inputs = std::vector<at::Tensor>;
+enum class Packing : std::int64_t { none = 0, kv = 1, qkv = 2 };
+inline Packing packing_of(at::TensorList inputs) { return static_cast<Packing>(3 - inputs.size()); }
+
+/// q, k and v: `inputs` themselves or views of their parts.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> unpack(at::TensorList inputs, bool varlen);
+
+struct ForwardResult {
+  at::Tensor out, softmax_lse, s_dmask;
+};
+
+/// What the backward pass needs of the forward one, beside its arguments.
+struct Saved {
+  at::Tensor dout, out, softmax_lse;
+};
+
+struct Gradients {
+  at::Tensor dq, dk, dv;
+};
+
+/// Seed and offset of a dropout mask, int64 (2), from torch's generator of q's device. Undefined without dropout.
+at::Tensor draw_rng_state(const at::Tensor& q, double dropout_p);
+
+// Results to be written. Their sizes follow from shapes alone, so real and fake tensors share these functions, and a
+// fake result always has the shape, strides and dtype of the real one.
+
+/// `out` is kept if defined.
+ForwardResult allocate_forward(const Call& call, const at::Tensor& out = {});
+/// One tensor for each of Inputs, and `grads` as they or slices of them.
+std::vector<at::Tensor> allocate_gradients(const Call& call, Packing packing, Gradients& grads);
+at::Tensor allocate_softmax_d(const Call& call);
+
+/// `tensor` itself, or a copy if its last stride is not 1, which the core demands.
+at::Tensor contiguous_rows(const at::Tensor& tensor);
+
+/// Runs the forward pass into `out` (allocated if undefined). Every element of the results is written.
+ForwardResult forward(const Call& call, const at::Tensor& out = {});
+
+/// Runs the backward pass into the tensors of `grads`, allocated where undefined.
+/// Returns softmax_d = rowsum(dout * out).
+at::Tensor backward(const Call& call, const Saved& saved, Gradients& grads);
+
+/// What the raw functions return as rng_state: zeros without dropout.
+at::Tensor reported_rng_state(const Call& call);
+
+/// Draws no seed: the answer does not depend on it.
+Explanation explain(Call call, Pass pass);
+
+/// Raises unless S_dmask is either not asked for or exists: there is none without dropout.
+void check_return_softmax(const Call& call);
+
+/// Raises for features of upstream's varlen forward that this build lacks.
+void refuse_cache_arguments(const at::Tensor& block_table, const at::Tensor& leftpad_k, const at::Tensor& seqused_k);
+
+}  // namespace flash_attn::torch_binding

@@ -1,0 +1,216 @@
+// One case per check of core/validate.cpp: the text names the argument and what was passed, and no output is touched.
+#include "core/validate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "attention_reference.h"
+
+namespace flash_attn::testing {
+namespace {
+
+TensorView vector_of(void* data, DType dtype, std::int64_t n) {
+  TensorView v;
+  v.data = data;
+  v.dtype = dtype;
+  v.ndim = 1;
+  v.sizes[0] = n;
+  v.strides[0] = 1;
+  return v;
+}
+
+// A valid call, dense (B 2, Sq 3, Sk 5, H 4, Hk 2, D 8, Dv 6) or packed (two sequences), to be spoiled by one change.
+struct Call {
+  Tensor q, k, v, out, lse, dout, dq, dk, dv, softmax_d, s_dmask;
+  std::vector<std::int32_t> cu_q{0, 2, 6}, cu_k{0, 4, 10};
+  std::vector<float> slopes{1, 2, 3, 4};
+  std::vector<std::int64_t> rng{1, 2};
+  ForwardArgs forward;
+  BackwardArgs backward;
+
+  explicit Call(bool packed) {
+    const auto make = [&](std::int64_t rows, std::int64_t heads, std::int64_t features) {
+      return packed ? Tensor({2 * rows, heads, features}, DType::f32) : Tensor({2, rows, heads, features}, DType::f32);
+    };
+    q = make(3, 4, 8), dq = make(3, 4, 8);
+    k = make(5, 2, 8), dk = make(5, 2, 8);
+    v = make(5, 2, 6), dv = make(5, 2, 6);
+    out = make(3, 4, 6), dout = make(3, 4, 6);
+    lse = packed ? Tensor({4, 6}, DType::f32) : Tensor({2, 4, 3}, DType::f32);
+    softmax_d = lse;
+    s_dmask = packed ? Tensor({2, 4, 4, 6}, DType::f32) : Tensor({2, 4, 3, 5}, DType::f32);
+    AttentionProblem& p = forward.problem;
+    p.q = q.view(), p.k = k.view(), p.v = v.view();
+    if (packed) {
+      p.cu_seqlens_q = vector_of(cu_q.data(), DType::i32, 3);
+      p.cu_seqlens_k = vector_of(cu_k.data(), DType::i32, 3);
+      p.max_seqlen_q = 4;
+      p.max_seqlen_k = 6;
+    }
+    p.alibi_slopes = vector_of(slopes.data(), DType::f32, 4);
+    forward.out = out.view(), forward.lse = lse.view();
+    backward.problem = p;
+    backward.dout = dout.view(), backward.out = out.view(), backward.lse = lse.view();
+    backward.dq = dq.view(), backward.dk = dk.view(), backward.dv = dv.view(), backward.softmax_d = softmax_d.view();
+  }
+  void with_dropout() {
+    forward.problem.dropout_p = 0.5;
+    forward.problem.rng_state = vector_of(rng.data(), DType::i64, 2);
+  }
+};
+
+struct Violation {
+  const char* name;
+  std::vector<const char*> fragments;  // Each stands in the text.
+  std::function<void(Call&)> spoil;
+};
+
+#define SPOIL(...) [](Call& c) { auto& p = c.forward.problem; (void)p; __VA_ARGS__; }
+
+const Violation kDense[] = {
+    {"q missing", {"q is missing"}, SPOIL(p.q = {})},
+    {"k missing", {"k is missing", "(B, Sk, Hk, D)"}, SPOIL(p.k = {})},
+    {"v missing", {"v is missing"}, SPOIL(p.v = {})},
+    {"q integer", {"q must be float16", "int32"}, SPOIL(p.q.dtype = DType::i32)},
+    {"k dtype", {"k must have dtype float32", "float16"}, SPOIL(p.k.dtype = DType::f16)},
+    {"v dtype", {"v must have dtype float32", "bfloat16"}, SPOIL(p.v.dtype = DType::bf16)},
+    {"q dimensions", {"q must have 4 dimensions", "(2, 3, 4)"}, SPOIL(p.q.ndim = 3)},
+    {"k dimensions", {"k must have 4 dimensions", "(2, 5, 2)"}, SPOIL(p.k.ndim = 3)},
+    {"q last stride", {"q must have a contiguous last dimension", ".contiguous()"}, SPOIL(p.q.strides[3] = 2)},
+    {"k last stride", {"k must have a contiguous last dimension"}, SPOIL(p.k.strides[3] = 2)},
+    {"v last stride", {"v must have a contiguous last dimension"}, SPOIL(p.v.strides[3] = 2)},
+    {"k batch", {"k must have shape", "(2, 5, 2, 8)", "(1, 5, 2, 8)"}, SPOIL(p.k.sizes[0] = 1)},
+    {"k head dim", {"k must have shape", "(2, 5, 2, 7)"}, SPOIL(p.k.sizes[3] = 7)},
+    {"v rows", {"v must have shape", "(2, 4, 2, 6)"}, SPOIL(p.v.sizes[1] = 4)},
+    {"v heads", {"v must have shape", "(2, 5, 1, 6)"}, SPOIL(p.v.sizes[2] = 1)},
+    {"batch", {"B must be positive"}, SPOIL(p.q.sizes[0] = p.k.sizes[0] = p.v.sizes[0] = 0)},
+    {"heads", {"Hk must divide", "H = 4", "Hk = 3"}, SPOIL(p.k.sizes[2] = p.v.sizes[2] = 3)},
+    {"head dim 0", {"head dim D", "1 to 576", "got 0"}, SPOIL(p.q.sizes[3] = p.k.sizes[3] = 0)},
+    {"head dim 577", {"head dim D", "got 577"}, SPOIL(p.q.sizes[3] = p.k.sizes[3] = 577)},
+    {"value head dim", {"head dim Dv", "got 600"}, SPOIL(p.v.sizes[3] = 600)},
+    {"scale", {"softmax_scale must be finite", "nan"}, SPOIL(p.softmax_scale = std::nan(""))},
+    {"softcap", {"softcap must be finite", "inf"}, SPOIL(p.softcap = INFINITY)},
+    {"dropout 1", {"dropout_p must be in [0, 1)", "got 1"}, SPOIL(p.dropout_p = 1.0)},
+    {"dropout negative", {"dropout_p", "-0.1"}, SPOIL(p.dropout_p = -0.1)},
+    {"dropout nan", {"dropout_p", "nan"}, SPOIL(p.dropout_p = std::nan(""))},
+    {"softcap with dropout", {"softcap and dropout", "0.5"}, SPOIL(c.with_dropout(); p.softcap = 3.0)},
+    {"rng missing", {"rng_state is missing"}, SPOIL(c.with_dropout(); p.rng_state = {})},
+    {"rng dtype", {"rng_state must have dtype int64", "int32"}, SPOIL(c.with_dropout(); p.rng_state.dtype = DType::i32)},
+    {"rng shape", {"rng_state must have shape (2,)", "(1)"}, SPOIL(c.with_dropout(); p.rng_state.sizes[0] = 1)},
+    {"rng stride", {"rng_state must be contiguous"}, SPOIL(c.with_dropout(); p.rng_state.strides[0] = 3)},
+    {"alibi dtype", {"alibi_slopes must have dtype float32", "float16"}, SPOIL(p.alibi_slopes.dtype = DType::f16)},
+    {"alibi shape", {"alibi_slopes must have shape (H,) = (4,)", "(3)"}, SPOIL(p.alibi_slopes.sizes[0] = 3)},
+    {"alibi stride", {"alibi_slopes must have a contiguous last"}, SPOIL(p.alibi_slopes.strides[0] = 2)},
+    {"out missing", {"out is missing"}, SPOIL(c.forward.out = {})},
+    {"out dtype", {"out must have dtype float32", "float16"}, SPOIL(c.forward.out.dtype = DType::f16)},
+    {"out shape", {"out must have shape", "(2, 3, 4, 6)", "(2, 3, 4, 5)"}, SPOIL(c.forward.out.sizes[3] = 5)},
+    {"out last stride", {"out must have a contiguous last"}, SPOIL(c.forward.out.strides[3] = 2)},
+    {"lse missing", {"softmax_lse is missing"}, SPOIL(c.forward.lse = {})},
+    {"lse dtype", {"softmax_lse must have dtype float32"}, SPOIL(c.forward.lse.dtype = DType::f64)},
+    {"lse shape", {"softmax_lse must have shape (B, H, Sq)"}, SPOIL(c.forward.lse.sizes[2] = 4)},
+    {"lse strides", {"softmax_lse must be contiguous"}, SPOIL(c.forward.lse.strides[1] = 9)},
+    {"dmask without dropout", {"S_dmask", "dropout_p > 0"}, SPOIL(c.forward.s_dmask = c.s_dmask.view())},
+    {"dmask dtype", {"S_dmask must have dtype"},
+     SPOIL(c.with_dropout(); c.forward.s_dmask = c.s_dmask.view(); c.forward.s_dmask.dtype = DType::f64)},
+    {"dmask shape", {"S_dmask must have shape"},
+     SPOIL(c.with_dropout(); c.forward.s_dmask = c.s_dmask.view(); c.forward.s_dmask.sizes[3] = 8)},
+};
+
+const Violation kPacked[] = {
+    {"only cu_seqlens_q", {"cu_seqlens_k is missing"}, SPOIL(p.cu_seqlens_k = {})},
+    {"only cu_seqlens_k", {"cu_seqlens_q is missing"}, SPOIL(p.cu_seqlens_q = {})},
+    {"q dimensions", {"q must have 3 dimensions"}, SPOIL(p.q.ndim = 4)},
+    {"cu dtype", {"cu_seqlens_q must have dtype int32", "int64"}, SPOIL(p.cu_seqlens_q.dtype = DType::i64)},
+    {"cu stride", {"cu_seqlens_k must be contiguous"}, SPOIL(p.cu_seqlens_k.strides[0] = 2)},
+    {"cu lengths differ", {"cu_seqlens_k must have shape", "(3)", "(2)"}, SPOIL(p.cu_seqlens_k.sizes[0] = 2)},
+    {"no sequence", {"B must be positive"}, SPOIL(p.cu_seqlens_q.sizes[0] = 1)},
+    {"cu start", {"cu_seqlens_q must start at 0", "1"}, SPOIL(c.cu_q[0] = 1)},
+    {"cu decreases", {"cu_seqlens_k must not decrease", "index 2"}, SPOIL(c.cu_k = {0, 4, 3})},
+    {"cu past the end", {"cu_seqlens_q must end within the 6 rows", "7"}, SPOIL(c.cu_q[2] = 7; p.max_seqlen_q = 9)},
+    {"max_seqlen_q small", {"max_seqlen_q must be at least", "3", "4 rows"}, SPOIL(p.max_seqlen_q = 3)},
+    {"max_seqlen_k negative", {"max_seqlen_k must not be negative"}, SPOIL(p.max_seqlen_k = -1)},
+    {"k head dim", {"k must have shape (Tk, Hk, D)"}, SPOIL(p.k.sizes[2] = 9)},
+    {"v rows", {"v must have shape (Tk, Hk, Dv)"}, SPOIL(p.v.sizes[0] = 9)},
+    {"alibi batch", {"alibi_slopes must have shape", "(B, H) = (2, 4)"},
+     SPOIL(p.alibi_slopes.ndim = 2; p.alibi_slopes.sizes = {3, 4}; p.alibi_slopes.strides = {4, 1})},
+};
+
+#undef SPOIL
+#define SPOIL(...) [](Call& c) { auto& b = c.backward; __VA_ARGS__; }
+
+const Violation kBackward[] = {
+    {"dout missing", {"dout is missing"}, SPOIL(b.dout = {})},
+    {"dout dtype", {"dout must have dtype"}, SPOIL(b.dout.dtype = DType::bf16)},
+    {"dout shape", {"dout must have shape"}, SPOIL(b.dout.sizes[1] = 9)},
+    {"out shape", {"out must have shape"}, SPOIL(b.out.sizes[3] = 9)},
+    {"lse shape", {"softmax_lse must have shape"}, SPOIL(b.lse.sizes[0] = 9)},
+    {"dq shape", {"dq must have shape"}, SPOIL(b.dq.sizes[3] = 9)},
+    {"dk shape", {"dk must have shape"}, SPOIL(b.dk.sizes[2] = 4)},
+    {"dv dtype", {"dv must have dtype"}, SPOIL(b.dv.dtype = DType::f64)},
+    {"dv stride", {"dv must have a contiguous last"}, SPOIL(b.dv.strides[3] = 2)},
+    {"softmax_d shape", {"softmax_d must have shape"}, SPOIL(b.softmax_d.sizes[2] = 1)},
+};
+#undef SPOIL
+
+template <class Run>
+void expect_error(const Violation& violation, bool packed, const Run& run) {
+  Call call(packed);
+  violation.spoil(call);
+  const auto outputs = [&] {
+    std::vector<std::vector<char>> all;
+    for (const Tensor* t : {&call.out, &call.lse, &call.dq, &call.dk, &call.dv, &call.softmax_d}) all.push_back(t->bytes());
+    return all;
+  };
+  const auto before = outputs();
+  try {
+    run(call);
+    FAIL() << violation.name << ": no exception";
+  } catch (const Error& error) {
+    for (const char* fragment : violation.fragments)
+      EXPECT_NE(std::string(error.what()).find(fragment), std::string::npos)
+          << violation.name << ": \"" << fragment << "\" is not in: " << error.what();
+  }
+  EXPECT_EQ(outputs(), before) << violation.name;
+}
+
+TEST(Validate, DenseViolations) {
+  for (const Violation& v : kDense)
+    expect_error(v, false, [](Call& c) { attention_forward(c.forward, default_executor(1)); });
+}
+
+TEST(Validate, PackedViolations) {
+  for (const Violation& v : kPacked)
+    expect_error(v, true, [](Call& c) { attention_forward(c.forward, default_executor(1)); });
+}
+
+TEST(Validate, BackwardViolations) {
+  for (const Violation& v : kBackward)
+    expect_error(v, false, [](Call& c) { attention_backward(c.backward, default_executor(1)); });
+}
+
+TEST(Validate, TheUnspoiledCallsAreValid) {
+  for (const bool packed : {false, true}) {
+    Call call(packed);
+    EXPECT_NO_THROW(validate(call.forward));
+    EXPECT_NO_THROW(validate(call.backward));
+    call.with_dropout();
+    call.forward.s_dmask = call.s_dmask.view();
+    EXPECT_NO_THROW(validate(call.forward));
+  }
+}
+
+TEST(Validate, WindowsAreNormalised) {
+  Call call(false);
+  AttentionProblem& p = call.forward.problem;
+  p.window_left = 7, p.window_right = -9;
+  EXPECT_EQ(validate(p).window_left, -1);  // 7 >= Sk = 5
+  EXPECT_EQ(validate(p).window_right, -1);
+  p.window_left = 2, p.window_right = 3, p.causal = true;
+  EXPECT_EQ(validate(p).window_left, 2);
+  EXPECT_EQ(validate(p).window_right, 0);
+}
+
+}  // namespace
+}  // namespace flash_attn::testing

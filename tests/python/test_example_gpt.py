@@ -1,0 +1,178 @@
+"""examples/train_gpt.py: what it promises, interruption and resumption, several processes.
+
+The runs are tiny; only the slow test trains to the point where the model beats the trigram model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TINY = ["--width=32", "--heads=2", "--layers=1", "--seq-len=64", "--sample=20", "--threads=1"]
+
+
+@pytest.fixture
+def gpt_data(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import gpt_data
+
+    return gpt_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A text of this folder's own sources: the same on every machine."""
+    path = tmp_path_factory.mktemp("text") / "text.py"
+    path.write_bytes(b"".join(source.read_bytes() for source in sorted(EXAMPLES.glob("*.py"))) * 3)
+    return path
+
+
+def command(out, data, *arguments):
+    return [sys.executable, str(EXAMPLES / "train_gpt.py"), *TINY, "--data", str(data), "--out", str(out), *arguments]
+
+
+def train(out, data, *arguments, launcher=(), status=0):
+    """Run the example; returns what it printed."""
+    python, *rest = command(out, data, *arguments)
+    done = subprocess.run([python, *launcher, *rest], capture_output=True, text=True, timeout=300)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def report(out, name="flash"):
+    return json.loads((out / f"{name}.json").read_text())
+
+
+def test_trigram_probabilities_sum_to_one(gpt_data):
+    text = torch.tensor(list(b"abracadabra, abracadabra! " * 4))
+    trigram = gpt_data.Trigram(text)
+    for context in (b"ab", b"a!", b"zz"):
+        probabilities = []
+        for byte in range(256):
+            probabilities.append(math.exp(-trigram.loss(torch.tensor([*context, byte]), torch.tensor([2]))))
+        assert sum(probabilities) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_trigram_predicts_the_bytes_that_the_model_predicts(gpt_data):
+    text = gpt_data.Text(bytes(range(256)) * 40, seq_len=32)
+    for tokens in (1, 100, 10**6):
+        windows = text.held_out_windows(tokens)
+        targets = text.held_out_targets(tokens)
+        assert torch.equal(windows[:, 1:].flatten(), text.held_out[targets])
+        assert targets.min() >= 2
+        assert len(targets.unique()) == len(targets)
+
+
+def test_batches_depend_on_seed_and_step_alone(gpt_data):
+    text = gpt_data.Text(os.urandom(4000), seq_len=32)
+    assert text.batch(4, 7, 3).shape == (4, 33)
+    assert torch.equal(text.batch(4, 7, 3), text.batch(4, 7, 3))
+    assert not torch.equal(text.batch(4, 7, 3), text.batch(4, 7, 4))
+    assert not torch.equal(text.batch(4, 7, 3), text.batch(4, 8, 3))
+
+
+def test_text_too_short_says_so(gpt_data):
+    with pytest.raises(SystemExit, match="--seq-len 64 needs at least"):
+        gpt_data.Text(b"too short", seq_len=64)
+
+
+@pytest.mark.second_torch
+@pytest.mark.parametrize(("dtype", "check", "status"), [("fp32", (), 1), ("bf16", ("--no-check",), 0)])
+def test_runs_with_both_attentions(tmp_path, data, dtype, check, status):
+    printed = train(tmp_path, data, "--steps=20", f"--dtype={dtype}", *check, status=status)
+    summary = json.loads((tmp_path / "train_gpt.json").read_text())
+    assert list(summary["runs"]) == ["flash", "plain"]
+    for run in summary["runs"].values():
+        assert len(run["train_losses"]) == 20
+        assert run["train_losses"][-1] < run["train_losses"][0] - 0.5
+        assert run["memory_peak_bytes"] > run["memory_before_bytes"] > 0
+        assert run["sample"].startswith("def ")
+    kept = {promise["promise"]: promise["kept"] for promise in summary["promises"]}
+    assert kept.pop("held-out losses of the two runs differ by at most")
+    assert kept.pop("first losses in fp32 differ by at most")
+    # So few steps cannot beat the trigram model: the script says so, and fails unless told not to.
+    assert list(kept.values()) == [False, False]
+    assert "BROKEN: held-out loss, flash, below the trigram model's" in printed
+    if importlib.util.find_spec("matplotlib"):
+        assert (tmp_path / "train_gpt.png").read_bytes().startswith(b"\x89PNG")
+    else:
+        assert "there is no plot" in printed
+
+
+def interrupt_after_first_checkpoint(out, data, *arguments):
+    process = subprocess.Popen(
+        command(out, data, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not (out / "flash.pt").exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, printed
+    assert "--resume" in printed
+
+
+@pytest.mark.second_torch
+def test_interrupted_run_resumes_exactly(tmp_path, data):
+    arguments = ["--steps=150", "--attention=flash", "--checkpoint-every=5", "--no-check"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(whole, data, *arguments)
+    interrupt_after_first_checkpoint(parts, data, *arguments)
+    done = len(torch.load(parts / "flash.pt")["losses"])
+    assert 5 <= done < 150
+    assert not (parts / "flash.json").exists()
+    train(parts, data, *arguments, "--resume")
+    for figures in ("train_losses", "held_out_curve", "held_out_loss", "first_loss_fp32", "sample"):
+        assert report(parts)[figures] == report(whole)[figures], figures
+    printed = train(parts, data, "--steps=151", "--attention=flash", "--resume", status=1)
+    assert "was made with --steps 150, not 151" in printed
+
+
+def test_two_processes_train_as_one(tmp_path, data):
+    # The test's own conditions for torchrun: any free port, and one thread in each process.
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(one, data, "--steps=12", "--no-check")
+    train(two, data, "--steps=12", "--no-check", launcher=launcher)
+    for name in ("flash", "plain"):
+        single, shared = report(one, name), report(two, name)
+        assert shared["processes"] == 2
+        assert shared["train_losses"] == pytest.approx(single["train_losses"], abs=1e-4)
+        assert shared["held_out_loss"] == pytest.approx(single["held_out_loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--steps=0", "0 is not positive"),
+        ("--heads=3", "--width 32 is not a multiple of --heads 3"),
+        ("--attention=flush", "--attention flush: give flash, plain or flash,plain"),
+        ("--data=/nowhere", "--data /nowhere: no such file"),
+    ],
+)
+def test_bad_arguments_say_what_is_wrong(tmp_path, data, argument, message):
+    assert message in train(tmp_path, data, argument, status=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_promises_hold_for_the_default_run(tmp_path, seed):
+    """Trains on the standard library for minutes: below the trigram model, flash and plain within 0.02."""
+    script = [sys.executable, str(EXAMPLES / "train_gpt.py"), f"--seed={seed}", "--out", str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(promise["kept"] for promise in json.loads((tmp_path / "train_gpt.json").read_text())["promises"])
