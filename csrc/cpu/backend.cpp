@@ -78,6 +78,7 @@ const Kernels& choose_kernels(const Problem& p, std::vector<std::string>* reason
   }
   if (p.dtype == DType::bf16 || p.dtype == DType::f16)
     because(std::string(to_string(p.dtype)) + " inputs are converted to fp32 while packing");
+  if (isa == kAvx512Bf16) because("products are in fp32, so the bf16 dot product has no use and the avx512 kernels run");
   if (isa == kAvx512Bf16 || isa == kAvx512) return avx512_kernels();
   if (isa == kAvx2) return avx2_kernels();
 #endif

@@ -46,17 +46,18 @@ AttentionProblem problem_of(const Call& call) {
   return problem;
 }
 
-/// The sizes of the outputs come from these tensors before the core sees the problem.
+void check_rank(const Call& call, const at::Tensor& tensor, const char* name, const char* dense, const char* varlen) {
+  const int ndim = call.varlen() ? 3 : 4;
+  TORCH_CHECK(tensor.dim() == ndim, "flash_attn: ", name, " must have ", ndim, " dimensions ",
+              call.varlen() ? varlen : dense, call.varlen() ? " when cu_seqlens are given" : "", ", got shape ",
+              tensor.sym_sizes());
+}
+
+/// The sizes of the results come from these tensors before the core sees the problem.
 void check_ranks(const Call& call) {
-  const auto check = [&](const at::Tensor& tensor, const char* name, const char* dense, const char* varlen) {
-    const int ndim = call.varlen() ? 3 : 4;
-    TORCH_CHECK(tensor.dim() == ndim, "flash_attn: ", name, " must have ", ndim, " dimensions ",
-                call.varlen() ? varlen : dense, call.varlen() ? " when cu_seqlens are given" : "", ", got shape ",
-                tensor.sym_sizes());
-  };
-  check(call.q, "q", "(B, Sq, H, D)", "(Tq, H, D)");
-  check(call.k, "k", "(B, Sk, Hk, D)", "(Tk, Hk, D)");
-  check(call.v, "v", "(B, Sk, Hk, Dv)", "(Tk, Hk, Dv)");
+  check_rank(call, call.q, "q", "(B, Sq, H, D)", "(Tq, H, D)");
+  check_rank(call, call.k, "k", "(B, Sk, Hk, D)", "(Tk, Hk, D)");
+  check_rank(call, call.v, "v", "(B, Sk, Hk, Dv)", "(Tk, Hk, Dv)");
 }
 
 at::Tensor allocate_like_lse(const Call& call) {
@@ -154,6 +155,8 @@ at::Tensor contiguous_rows(const at::Tensor& tensor) {
 }
 
 ForwardResult forward(const Call& call, const at::Tensor& out) {
+  check_ranks(call);
+  if (out.defined()) check_rank(call, out, "out", "(B, Sq, H, Dv)", "(Tq, H, Dv)");
   ForwardArgs args;
   args.problem = problem_of(call);
   const ForwardResult result = allocate_forward(call, out);
@@ -167,19 +170,23 @@ ForwardResult forward(const Call& call, const at::Tensor& out) {
 }
 
 at::Tensor backward(const Call& call, const Saved& saved, Gradients& grads) {
+  check_ranks(call);
+  const at::Device device = call.q.device();
+  const auto operand = [&](const at::Tensor& tensor, const char* name, const char* dense, const char* varlen) {
+    check_rank(call, tensor, name, dense, varlen);
+    return view(tensor, name, device);
+  };
+  const auto destination = [&](at::Tensor& grad, const at::Tensor& like) -> const at::Tensor& {
+    return grad.defined() ? grad : grad = allocate_like(like);
+  };
   BackwardArgs args;
   args.problem = problem_of(call);
-  const at::Device device = call.q.device();
-  const auto destination = [&](at::Tensor& grad, const at::Tensor& like, const char* name) {
-    if (!grad.defined()) grad = allocate_like(like);
-    return view(grad, name, device);
-  };
-  args.dout = view(saved.dout, "dout", device);
-  args.out = view(saved.out, "out", device);
+  args.dout = operand(saved.dout, "dout", "(B, Sq, H, Dv)", "(Tq, H, Dv)");
+  args.out = operand(saved.out, "out", "(B, Sq, H, Dv)", "(Tq, H, Dv)");
   args.lse = view(saved.softmax_lse, "softmax_lse", device);
-  args.dq = destination(grads.dq, call.q, "dq");
-  args.dk = destination(grads.dk, call.k, "dk");
-  args.dv = destination(grads.dv, call.v, "dv");
+  args.dq = operand(destination(grads.dq, call.q), "dq", "(B, Sq, H, D)", "(Tq, H, D)");
+  args.dk = operand(destination(grads.dk, call.k), "dk", "(B, Sk, Hk, D)", "(Tk, Hk, D)");
+  args.dv = operand(destination(grads.dv, call.v), "dv", "(B, Sk, Hk, Dv)", "(Tk, Hk, Dv)");
   const auto softmax_d = allocate_softmax_d(call);
   args.softmax_d = view(softmax_d, "softmax_d", device);
   calling_core([&] { attention_backward(args, torch_executor()); });

@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include <sstream>
+
 #include "views.h"
 
 namespace flash_attn::torch_binding {
@@ -156,10 +158,16 @@ Call read_public_call(const Arguments& arguments) {
 /// Arguments of a call on shapes. One meta tensor is enough to get here; any other would give results without values.
 Arguments meta_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const Arguments arguments(op, stack);
+  std::ostringstream devices;
+  bool all_meta = true;
   for (const auto& argument : op.schema().arguments()) {
-    const auto* name = argument.name().c_str();
-    if (arguments[name].isTensor()) check_device(arguments.tensor(name), name, at::kMeta);
+    const auto tensor = arguments[argument.name().c_str()];
+    if (!tensor.isTensor()) continue;
+    const auto device = tensor.toTensor().device();
+    all_meta = all_meta && device.is_meta();
+    devices << (devices.tellp() > 0 ? ", " : "") << argument.name() << " on " << device;
   }
+  TORCH_CHECK(all_meta, "flash_attn: all tensors of a call must be on one device, got ", devices.str());
   return arguments;
 }
 

@@ -17,15 +17,9 @@ inline void check_plain(const at::Tensor& tensor, const char* name) {
       tensor.device().is_cpu(), "flash_attn: ", name, " is on ", tensor.device(),
       ", for which this build has no backend (it has no GPU backend); move the tensors to one of: ", kBackends);
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided && !tensor.is_nested(), "flash_attn: ", name,
-                              " must be a dense strided tensor, got ",
-                              tensor.is_nested() ? "a nested one, " : "layout ", tensor.layout(),
-                              "; use to_dense(), or varlen attention with cu_seqlens");
+                              " has layout ", tensor.layout(), tensor.is_nested() ? " (nested)" : "",
+                              "; accepted: dense strided tensors, or varlen attention with cu_seqlens");
   TORCH_CHECK(!tensor.is_neg(), "flash_attn: ", name, " is a lazily negated view; pass ", name, ".resolve_neg()");
-}
-
-inline void check_device(const at::Tensor& tensor, const char* name, at::Device device) {
-  TORCH_CHECK(tensor.device() == device, "flash_attn: ", name, " is on ", tensor.device(), " and another tensor on ",
-              device, "; all tensors of a call must be on one device");
 }
 
 inline DType core_dtype(const at::Tensor& tensor, const char* name) {
@@ -42,11 +36,12 @@ inline DType core_dtype(const at::Tensor& tensor, const char* name) {
   }
 }
 
-/// View of `tensor`, which must be on `device`. An undefined tensor gives a view that is not given.
-inline TensorView view(const at::Tensor& tensor, const char* name, at::Device device) {
+/// View of `tensor`, which must be on the device of q. An undefined tensor gives a view that is not given.
+inline TensorView view(const at::Tensor& tensor, const char* name, at::Device device_of_q) {
   TensorView result;
   if (!tensor.defined()) return result;
-  check_device(tensor, name, device);
+  TORCH_CHECK(tensor.device() == device_of_q, "flash_attn: ", name, " is on ", tensor.device(), " and q is on ",
+              device_of_q, "; all tensors of a call must be on one device");
   check_plain(tensor, name);
   const auto ndim = tensor.dim();
   const auto max_ndim = static_cast<std::int64_t>(result.sizes.size());

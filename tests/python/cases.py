@@ -185,7 +185,7 @@ def feature_row_allowed(row: Row) -> bool:
     if row.get("softcap") and row.get("dropout_p"):
         return False
     if row.get("lengths", ("", ""))[1] in ("square", "self"):
-        if row.get("heads", "one") not in ("one", "mha") or row.get("head_dims", (0,))[0] > 64:
+        if row.get("heads", "one") not in (("one", "mha") if row.get("head_dims", (0,))[0] <= 64 else ("one",)):
             return False
     packing = row.get("packing", "separate")
     Dv = row.get("head_dims", (1, None))[1]

@@ -137,3 +137,9 @@ def good_arguments(function: Function) -> Arguments:
 
 def tensors_of(values: Arguments) -> Dict[str, Tensor]:
     return {n: x for n, x in values.items() if isinstance(x, Tensor) and x.device.type == "cpu"}
+
+
+def whole_storage(x: Tensor) -> Tensor:
+    """All elements of the memory that x is a view of."""
+    storage = x.untyped_storage() if hasattr(x, "untyped_storage") else x.storage()
+    return x.detach().as_strided((storage.nbytes() // x.element_size(),), (1,), 0)

@@ -68,6 +68,14 @@ def test_causal_swapped(dtype, window, pair, D):
         harness.assert_within(name, *three, 2, 1e-5, case.id)
 
 
+def test_unbounded_window():
+    """-1, any other negative number, and None for an item or for both."""
+    q, k, v = (torch.randn(1, 40, 2, 16) for _ in range(3))
+    expected = harness.flash_attn.flash_attn_func(q, k, v)
+    for window in [(-1, -1), (-7, -2), (None, None), (None, -1), None, (40, 40)]:
+        assert torch.equal(harness.flash_attn.flash_attn_func(q, k, v, window_size=window), expected)
+
+
 def test_softmax_scale_signs():
     """Zero gives the mean of v; a negative scale is an ordinary number."""
     q, k, v = (torch.randn(1, 50, 2, 16) for _ in range(3))

@@ -150,10 +150,12 @@ def loss_and_grads(block, x):
 @pytest.mark.parametrize("style", ["qkv", "separate", "varlen"])
 def test_fullgraph_with_dynamic_length(style, backend):
     """One graph without breaks, forward and backward, compiled once for every length."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
     torch.manual_seed(0)
     block = Block(style)
-    frames = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    frames = CompileCounterWithBackend(backend)
     fast = torch.compile(block, fullgraph=True, dynamic=True, backend=frames)
     for S in (33, 70, 129):
         x = torch.randn(2, S, 48)

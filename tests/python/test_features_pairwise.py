@@ -27,7 +27,7 @@ def test_every_pair_is_there():
         for x, y in itertools.product(values_a, values_b):
             if not any(row[a] == x and row[b] == y for row in rows):
                 lacking.append((a, x, b, y))
-    # What no problem holds: softcap with dropout, packing with unequal shapes, the longest with the widest.
+    # What no problem holds: softcap with dropout, packing with unequal shapes, the longest with many heads.
     for a, x, b, y in lacking:
         assert {a, b} in (
             {"softcap", "dropout_p"},
@@ -35,7 +35,6 @@ def test_every_pair_is_there():
             {"lengths", "packing"},
             {"heads", "packing"},
             {"lengths", "heads"},
-            {"lengths", "head_dims"},
         ), (a, x, b, y)
         assert not cases.feature_row_allowed({a: x, b: y})
 

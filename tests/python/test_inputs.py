@@ -11,7 +11,7 @@ import bad_inputs
 import pytest
 import torch
 from bad_inputs import CALLED
-from functions import FUNCTIONS, good_arguments, tensors_of
+from functions import FUNCTIONS, good_arguments, tensors_of, whole_storage
 
 import flash_attn
 from flash_attn import flash_attn_interface as interface
@@ -20,8 +20,8 @@ CASES = bad_inputs.all_bad()
 
 
 def snapshot(values):
-    """Bytes of the storages behind the tensors."""
-    return {n: torch.tensor([], dtype=x.dtype).set_(x.storage()).clone() for n, x in tensors_of(values).items()}
+    """What the storages behind the tensors hold."""
+    return {name: whole_storage(x).clone() for name, x in tensors_of(values).items()}
 
 
 @pytest.mark.second_torch
@@ -61,7 +61,7 @@ def test_good_arguments_are_good(function):
     function.call(good_arguments(function))
 
 
-@pytest.mark.parametrize("window", [(-1,), (1, 2, 3), None, ()], ids=str)
+@pytest.mark.parametrize("window", [(-1,), (1, 2, 3), (), 5], ids=str)
 def test_window_size_needs_two_items(window):
     q = torch.zeros(1, 4, 2, 16)
     with pytest.raises(ValueError, match=r"window_size.*two items") as caught:
@@ -82,19 +82,7 @@ def test_head_dim_of_block_size():
 
 
 @pytest.mark.second_torch
-def test_errors_come_before_random_numbers_are_used_up():
-    """A refused call leaves later dropout masks as they would have been."""
+def test_sparse_tensors_are_refused():
     q = torch.zeros(1, 4, 2, 16)
-    before = torch.get_rng_state()
-    with pytest.raises(RuntimeError):
-        flash_attn.flash_attn_func(q, q[..., :8], q, dropout_p=0.5)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.second_torch
-@pytest.mark.parametrize("layout", ["sparse", "quantized"])
-def test_other_tensor_kinds(layout):
-    q = torch.zeros(1, 4, 2, 16)
-    odd = q.to_sparse() if layout == "sparse" else torch.quantize_per_tensor(q, 0.1, 0, torch.qint8)
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        flash_attn.flash_attn_func(odd, q, q)
+    with pytest.raises((RuntimeError, NotImplementedError), match="q must be a dense strided tensor, got layout Sparse"):
+        flash_attn.flash_attn_func(q.to_sparse(), q, q)

@@ -167,7 +167,7 @@ def test_dataloader_workers():
         if __name__ == "__main__":
             Rows()[0]
             loader = torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=2, timeout=60)
-            print([x for batch in loader for x in batch.tolist()])
+            print([round(x, 4) for batch in loader for x in batch.tolist()])
     """
     done = run_script(script)
     assert done.returncode == 0 and done.stdout == "[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n", done.stderr
