@@ -58,8 +58,8 @@ def torch_dir():
         if os.path.isfile(os.path.join(folder, "torch", "version.py")):
             return os.path.join(folder, "torch")
     raise SystemExit(
-        f"flash_attn is compiled for the torch of its environment and {sys.executable} has none: install torch first, and "
-        "where it is installed but hidden from the build (uv does that), pass --no-build-isolation or set "
+        f"flash_attn is compiled for the torch of its environment and {sys.executable} has none: install torch first, "
+        "and where it is installed but hidden from the build (uv does that), pass --no-build-isolation or set "
         "FLASH_ATTN_TORCH_DIR to what `python -c 'import torch; print(torch.__path__[0])'` prints."
     )
 

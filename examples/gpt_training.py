@@ -82,8 +82,8 @@ class StopSignal:
 
 
 def learning_rate(step, steps, peak):
-    """Linear warm-up over the first twentieth of the steps, then a cosine down to a twentieth of the peak."""
-    warmup = max(1, steps // 20)
+    """Linear warm-up over the first tenth of the steps, then a cosine down to a twentieth of the peak."""
+    warmup = max(1, steps // 10)
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - warmup)

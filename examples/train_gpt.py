@@ -54,7 +54,7 @@ def parse_arguments(arguments):
     add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda is also torch's name for AMD GPUs [cpu]")
     add("--dtype", choices=("fp32", "bf16"), default="fp32", help="of matrix products and attention [fp32]")
     add("--seq-len", type=positive, default=256, metavar="S", help="bytes that the model sees at once [256]")
-    add("--steps", type=positive, default=600, metavar="N", help="optimizer steps [600]")
+    add("--steps", type=positive, default=500, metavar="N", help="optimizer steps [500]")
     add("--batch", type=positive, default=8, metavar="B", help="sequences per step, over all processes [8]")
     add("--seed", type=int, default=0, metavar="N", help="of weights, batches and the sample [0]")
     add("--layers", type=positive, default=4, metavar="N", help="transformer blocks [4]")

@@ -1,7 +1,7 @@
 """Checks an installed flash_attn, run where the source tree is not importable: python check_installed.py FOLDER
 
-FOLDER is where it must have been installed. Checks the metadata, that the binding stays under 1 MB, and one attention call with its
-gradient against the definition.
+FOLDER is where it must have been installed. Checks the metadata, that the binding stays under 1 MB, and one attention
+call with its gradients against the definition.
 """
 
 from __future__ import annotations

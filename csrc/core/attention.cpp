@@ -32,7 +32,8 @@ std::int64_t size_of(DType dtype) noexcept {
 }
 
 const Backend& choose_backend(const Problem& problem, std::vector<std::string>* reasons) {
-  // The tensors say where they live, and that decides: nothing is ever copied to another device or falls back in silence.
+  // The tensors say where they live, and that decides: nothing is ever copied to another device or falls back in
+  // silence.
   switch (problem.device) {
     case Device::cpu:
       if (reasons) reasons->push_back("the tensors are on the CPU, so the CPU backend computes them");

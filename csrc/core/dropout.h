@@ -1,12 +1,14 @@
-// Dropout: which elements of P are kept. The mask depends on (seed, offset, b, h, i, j) alone, so it is the same forward and
-// backward, for every tile size, thread count, backend and architecture, and a test can rebuild it.
+// Dropout: which elements of P are kept. The mask depends on (seed, offset, b, h, i, j) alone, so it is the same
+// forward and backward, for every tile size, thread count, backend and architecture, and a test can rebuild it.
 //
-// Random words come from Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+// Random words come from Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
+// 2011).
 //   subkey = philox(counter = (offset_lo, offset_hi, 0, 0), key = seed), its first two words
 //   word   = philox(counter = ((j / 64) * 4 + (j / 4) % 4, i, b, h), key = subkey)[(j / 16) % 4]
 //   byte   = byte j % 4 of word;  kept iff byte <= floor(255 * (1 - p))
-// One call gives the 16 bytes of keys that share j/64 and (j/4)%4: that is what one lane owns of 64 keys in the 16x16 matrix
-// layouts of CDNA, half of what it owns in the 32x32 and gfx12 layouts, where lanes hold runs of 4 keys 8 or 16 apart.
+// One call gives the 16 bytes of keys that share j/64 and (j/4)%4: that is what one lane owns of 64 keys in the 16x16
+// matrix layouts of CDNA, half of what it owns in the 32x32 and gfx12 layouts, where lanes hold runs of 4 keys 8 or 16
+// apart.
 #pragma once
 
 #include <cmath>
@@ -45,7 +47,8 @@ struct DropoutRule {
 
   // The 16 bytes of group `sub` (0..3) of the 64 keys from 64 * key_block on, query i.
   FA_INLINE PhiloxWords bytes(index_t b, index_t h, index_t i, index_t key_block, int sub) const {
-    return philox4x32({{std::uint32_t(key_block * 4 + sub), std::uint32_t(i), std::uint32_t(b), std::uint32_t(h)}}, subkey);
+    return philox4x32({{std::uint32_t(key_block * 4 + sub), std::uint32_t(i), std::uint32_t(b), std::uint32_t(h)}},
+                      subkey);
   }
 };
 
@@ -55,8 +58,8 @@ inline DropoutRule make_dropout(double p, std::int64_t seed, std::int64_t offset
   if (p <= 0.0) return rule;
   const auto s = static_cast<std::uint64_t>(seed);
   const auto o = static_cast<std::uint64_t>(offset);
-  const PhiloxWords words = philox4x32({{std::uint32_t(o), std::uint32_t(o >> 32), 0, 0}},
-                                       {std::uint32_t(s), std::uint32_t(s >> 32)});
+  const PhiloxWords words =
+      philox4x32({{std::uint32_t(o), std::uint32_t(o >> 32), 0, 0}}, {std::uint32_t(s), std::uint32_t(s >> 32)});
   rule.subkey = {words.w[0], words.w[1]};
   rule.keep_threshold = static_cast<std::uint32_t>(std::floor(255.0 * (1.0 - p)));
   rule.active = true;

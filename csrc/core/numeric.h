@@ -1,7 +1,6 @@
-// fp16 and bf16 as storage, with round-to-nearest-even conversions. Portable; backends have faster ones with the same result.
+// fp16 and bf16 as storage, with round-to-nearest-even conversions. Portable; backends have faster ones with the same
+// result.
 #pragma once
-
-#include <cstring>
 
 #include "core/platform.h"
 
@@ -16,10 +15,7 @@ struct BFloat16 {
 
 template <class To, class From>
 FA_INLINE To bit_cast(From from) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast needs equal sizes");
-  To to;
-  std::memcpy(&to, &from, sizeof(to));
-  return to;
+  return __builtin_bit_cast(To, from);  // std::bit_cast is a host function to a device compiler.
 }
 
 FA_INLINE float to_float(float x) { return x; }
@@ -44,7 +40,8 @@ FA_INLINE float from_float<float>(float x) {
 template <>
 FA_INLINE BFloat16 from_float<BFloat16>(float x) {
   const auto bits = bit_cast<std::uint32_t>(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return {std::uint16_t(bits >> 16 | 0x40u)};  // Rounding could make a NaN infinite.
+  if ((bits & 0x7fffffffu) > 0x7f800000u)
+    return {std::uint16_t(bits >> 16 | 0x40u)};  // Rounding could make a NaN infinite.
   return {std::uint16_t((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
 }
 template <>

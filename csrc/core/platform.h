@@ -9,8 +9,9 @@
 #define FA_HOST_DEVICE
 #endif
 
-// Forced, not hinted: the CPU kernels are compiled once per instruction set, and an inline function that is emitted out of
-// line becomes a weak symbol of which the linker keeps any one copy, perhaps the AVX-512 one for a machine that lacks it.
+// Forced, not hinted: the CPU kernels are compiled once per instruction set, and an inline function that is emitted out
+// of line becomes a weak symbol of which the linker keeps any one copy, perhaps the AVX-512 one for a machine that
+// lacks it.
 #if defined(_MSC_VER)
 #define FA_INLINE FA_HOST_DEVICE __forceinline
 #define FA_RESTRICT __restrict

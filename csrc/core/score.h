@@ -1,5 +1,5 @@
-// All score features. Two hooks: `logit` turns a dot product q.k into a score, the visibility functions say which keys a
-// query sees. Main loops of every backend know nothing else about softcap, ALiBi, causal or windows.
+// All score features. Two hooks: `logit` turns a dot product q.k into a score, the visibility functions say which keys
+// a query sees. Main loops of every backend know nothing else about softcap, ALiBi, causal or windows.
 //
 // The hooks are templates over the number type V: a scalar on a GPU lane, a vector on the CPU. V needs + - * and the
 // functions vabs and vtanh, found by argument-dependent lookup or below for scalars.

@@ -14,7 +14,8 @@ namespace {
 // One job at a time: callers from several threads take turns, and a call from inside a job runs on the calling thread.
 class ThreadPool {
  public:
-  // Never destroyed: workers may outlive static destruction, and after a fork the child drops its parent's pool unjoined.
+  // Never destroyed: workers may outlive static destruction, and after a fork the child drops its parent's pool
+  // unjoined.
   static ThreadPool& instance() {
     std::lock_guard<std::mutex> lock(instance_mutex());
     ThreadPool*& pool = instance_pointer();

@@ -3,8 +3,8 @@
 
 #include <atomic>
 
-#include "flash_attn/attention.h"
 #include "core/platform.h"
+#include "flash_attn/attention.h"
 
 namespace flash_attn {
 

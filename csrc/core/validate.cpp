@@ -30,8 +30,7 @@ bool is_floating(DType dtype) {
 DType lse_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 void check_dtype(const char* name, const TensorView& t, DType expected, const char* why) {
-  if (t.dtype != expected)
-    fail(name, " must have dtype ", to_string(expected), why, ", got ", to_string(t.dtype));
+  if (t.dtype != expected) fail(name, " must have dtype ", to_string(expected), why, ", got ", to_string(t.dtype));
 }
 
 void check_shape(const char* name, const TensorView& t, std::initializer_list<std::int64_t> expected,
@@ -45,6 +44,8 @@ void check_shape(const char* name, const TensorView& t, std::initializer_list<st
 }
 
 void check_contiguous(const char* name, const TensorView& t) {
+  for (int d = 0; d < t.ndim; ++d)
+    if (t.sizes[d] == 0) return;  // Nothing to stride over; libraries disagree about what the strides are then.
   std::int64_t stride = 1;
   for (int d = t.ndim - 1; d >= 0; --d) {
     if (t.sizes[d] > 1 && t.strides[d] != stride)
@@ -116,11 +117,10 @@ void check_lengths(const char* name, const TensorView& t, index_t total, const c
   const index_t B = t.sizes[0] - 1;
   if (cu[0] != 0) fail(name, " must start at 0, got ", name, "[0] = ", cu[0]);
   for (index_t b = 0; b < B; ++b) {
-    if (cu[b + 1] < cu[b])
-      fail(name, " must not decrease, got ", cu[b], " then ", cu[b + 1], " at index ", b + 1);
+    if (cu[b + 1] < cu[b]) fail(name, " must not decrease, got ", cu[b], " then ", cu[b + 1], " at index ", b + 1);
     if (cu[b + 1] - cu[b] > longest)
-      fail(max_name, " must be at least the longest sequence of ", name, ", got ", longest, " but sequence ", b, " has ",
-           cu[b + 1] - cu[b], " rows");
+      fail(max_name, " must be at least the longest sequence of ", name, ", got ", longest, " but sequence ", b,
+           " has ", cu[b + 1] - cu[b], " rows");
   }
   if (cu[B] > total)
     fail(name, " must end within the ", total, " rows of ", total_of, ", got ", name, "[", B, "] = ", cu[B]);
@@ -159,8 +159,7 @@ void resolve_dense(const AttentionProblem& r, Problem& p) {
 void resolve_varlen(const AttentionProblem& r, Problem& p) {
   p.varlen = true;
   const char* k_shape = "(Tk, Hk, D)";
-  if (r.q.ndim != 3)
-    fail("q must have 3 dimensions (Tq, H, D) when cu_seqlens are given, got shape ", shape_of(r.q));
+  if (r.q.ndim != 3) fail("q must have 3 dimensions (Tq, H, D) when cu_seqlens are given, got shape ", shape_of(r.q));
   check_last_stride("q", r.q);
   check_input("k", r.k, r.q, 3, k_shape);
   check_input("v", r.v, r.q, 3, "(Tk, Hk, Dv)");
@@ -215,8 +214,7 @@ void resolve_dropout(const AttentionProblem& r, Problem& p) {
 
 Problem validate(const AttentionProblem& r) {
   if (!r.q.given()) fail("q is missing; pass a tensor of shape (B, Sq, H, D), or (Tq, H, D) with cu_seqlens");
-  if (!is_floating(r.q.dtype))
-    fail("q must be float16, bfloat16, float32 or float64, got ", to_string(r.q.dtype));
+  if (!is_floating(r.q.dtype)) fail("q must be float16, bfloat16, float32 or float64, got ", to_string(r.q.dtype));
   check_scalars(r);
   Problem p;
   p.dtype = r.q.dtype;
@@ -231,8 +229,8 @@ Problem validate(const AttentionProblem& r) {
   check_head_dim("D", "q and k", p.D);
   check_head_dim("Dv", "v", p.Dv);
   if (p.H < 1 || p.Hk < 1 || p.H % p.Hk != 0)
-    fail("the number of key/value heads Hk must divide the number of query heads H, got H = ", p.H, " in q and Hk = ",
-         p.Hk, " in k");
+    fail("the number of key/value heads Hk must divide the number of query heads H, got H = ", p.H,
+         " in q and Hk = ", p.Hk, " in k");
   p.scale = r.softmax_scale;
   p.softcap = r.softcap > 0.0 ? r.softcap : 0.0;
   p.window_left = r.window_left < 0 || r.window_left >= p.Sk ? -1 : r.window_left;

@@ -44,8 +44,9 @@ Isa isa_named(const std::string& name) {
     if (name == kIsaNames[isa]) return Isa(isa);
     accepted += std::string(accepted.empty() ? "" : ", ") + kIsaNames[isa];
   }
-  throw Error("flash_attn: FLASH_ATTN_CPU_ISA (or the forced instruction set) must be one that this machine can execute: " +
-              accepted + "; got \"" + name + "\"");
+  throw Error(
+      "flash_attn: FLASH_ATTN_CPU_ISA (or the forced instruction set) must be one that this machine can execute: " +
+      accepted + "; got \"" + name + "\"");
 }
 
 std::atomic<int> forced_isa{-1};
@@ -78,7 +79,8 @@ const Kernels& choose_kernels(const Problem& p, std::vector<std::string>* reason
   }
   if (p.dtype == DType::bf16 || p.dtype == DType::f16)
     because(std::string(to_string(p.dtype)) + " inputs are converted to fp32 while packing");
-  if (isa == kAvx512Bf16) because("products are in fp32, so the bf16 dot product has no use and the avx512 kernels run");
+  if (isa == kAvx512Bf16)
+    because("products are in fp32, so the bf16 dot product has no use and the avx512 kernels run");
   if (isa == kAvx512Bf16 || isa == kAvx512) return avx512_kernels();
   if (isa == kAvx2) return avx2_kernels();
 #endif
@@ -93,11 +95,13 @@ class CpuBackend final : public Backend {
     Explanation e;
     const Kernels& kernels = choose_kernels(p, &e.reasons);
     const bool forward = pass == Pass::forward;
-    const Tiles tiles = forward ? forward_tiles(p.D, p.Dv, kernels.elem_size) : backward_tiles(p.D, p.Dv, kernels.elem_size);
+    const Tiles tiles =
+        forward ? forward_tiles(p.D, p.Dv, kernels.elem_size) : backward_tiles(p.D, p.Dv, kernels.elem_size);
     const auto number = [](index_t n) { return std::to_string(n); };
     e.backend = name();
     e.instruction_set = kernels.instruction_set;
-    e.kernel = std::string("cpu.") + (forward ? "forward." : "backward.") + to_string(p.dtype) + "." + kernels.instruction_set;
+    e.kernel =
+        std::string("cpu.") + (forward ? "forward." : "backward.") + to_string(p.dtype) + "." + kernels.instruction_set;
     e.tile = "blocks of " + number(tiles.queries) + " queries x " + number(tiles.keys) + " keys, in strips of " +
              number(kernels.strip_rows) + (forward ? " queries x " : " keys x ") + number(kernels.panel_columns) +
              (forward ? " keys" : " queries") + ", " + kernels.arithmetic;

@@ -1,11 +1,12 @@
 // Backward pass on the CPU: FlashAttention-2, Algorithm 2, stationary in dK and dV.
 //
-// A wave of (b, hk) units packs Q and dO of its query heads, then runs tasks of (unit, key block). A task walks the query
-// heads of the group and their query blocks, last to first, strip by strip of kRows keys: S^T = K Q^T and dP^T = V dO^T with
-// queries in the lanes, element-wise P^T and dS^T, dV += P^T dO, dK += dS^T Q; then dQ += dS K for the whole query block.
+// A wave of (b, hk) units packs Q and dO of its query heads, then runs tasks of (unit, key block). A task walks the
+// query heads of the group and their query blocks, last to first, strip by strip of kRows keys: S^T = K Q^T and dP^T =
+// V dO^T with queries in the lanes, element-wise P^T and dS^T, dV += P^T dO, dK += dS^T Q; then dQ += dS K for the
+// whole query block.
 //
-// dQ rows are shared by key blocks. They are added in the order of the key blocks, by turns, so the sum never depends on
-// threads; tasks are handed out in that order, so whoever is waited for is running. No gradient uses atomics.
+// dQ rows are shared by key blocks. They are added in the order of the key blocks, by turns, so the sum never depends
+// on threads; tasks are handed out in that order, so whoever is waited for is running. No gradient uses atomics.
 #pragma once
 
 #include <atomic>
@@ -34,9 +35,16 @@ class Backward {
 
  public:
   Backward(const BackwardProblem& backward, const Executor& executor)
-      : f_(backward), p_(backward.problem), executor_(executor), format_(row_format<Target>(p_.dtype)), units_(p_),
-        tiles_(backward_tiles(p_.D, p_.Dv, sizeof(Elem))), depth_(round_up(p_.D, kStep)),
-        v_depth_(round_up(p_.Dv, kStep)), stride_(round_up(p_.D, W)), v_stride_(round_up(p_.Dv, W)),
+      : f_(backward),
+        p_(backward.problem),
+        executor_(executor),
+        format_(row_format<Target>(p_.dtype)),
+        units_(p_),
+        tiles_(backward_tiles(p_.D, p_.Dv, sizeof(Elem))),
+        depth_(round_up(p_.D, kStep)),
+        v_depth_(round_up(p_.Dv, kStep)),
+        stride_(round_up(p_.D, W)),
+        v_stride_(round_up(p_.Dv, W)),
         query_blocks_(ceil_div(units_.longest_q(), tiles_.queries)),
         key_blocks_(ceil_div(units_.longest_k(), tiles_.keys)) {}
 
@@ -65,7 +73,9 @@ class Backward {
       });
       parallel_for(executor_, n * key_blocks_, [&](index_t task, int worker) {
         const index_t unit = task / key_blocks_;
-        const auto block_of = [&](index_t g, index_t qb) { return block((unit * p_.group() + g) * query_blocks_ + qb); };
+        const auto block_of = [&](index_t g, index_t qb) {
+          return block((unit * p_.group() + g) * query_blocks_ + qb);
+        };
         key_block(first + unit, task % key_blocks_, block_of, scratch(worker));
       });
     }
@@ -82,13 +92,13 @@ class Backward {
     index_t bytes;
   };
   struct Scratch {
-    Elem *rows, *k, *v;     // keys (or queries, in rows) x stride: multiplicands
-    Elem* k_direct;         // B operand (keys, D)
-    Real *dk, *dv;          // keys x stride
-    Real *scores, *dp;      // kRows x queries each: S^T then P^T; dP^T then dS^T
-    Elem *p_rows, *ds_rows; // kRows x queries, as multiplicands; the memory of scores and dp when kInPlace
-    Elem* ds;               // keys x queries: dS^T of the whole key block, as A operand of dQ
-    std::uint8_t* dropout;  // keys x queries
+    Elem *rows, *k, *v;      // keys (or queries, in rows) x stride: multiplicands
+    Elem* k_direct;          // B operand (keys, D)
+    Real *dk, *dv;           // keys x stride
+    Real *scores, *dp;       // kRows x queries each: S^T then P^T; dP^T then dS^T
+    Elem *p_rows, *ds_rows;  // kRows x queries, as multiplicands; the memory of scores and dp when kInPlace
+    Elem* ds;                // keys x queries: dS^T of the whole key block, as A operand of dQ
+    std::uint8_t* dropout;   // keys x queries
     index_t bytes;
   };
 
@@ -206,8 +216,8 @@ class Backward {
     if (first >= sequence.k_len) return;
     const index_t keys = min_of(tiles_.keys, sequence.k_len - first), padded = round_up(keys, kRows);
     const index_t row = sequence.k_begin + first;
-    load_rows(format_, row_at(p_.k, format_.size, b, row, hk), p_.k.row_stride * format_.size, keys, padded, p_.D, stride_,
-              s.k);
+    load_rows(format_, row_at(p_.k, format_.size, b, row, hk), p_.k.row_stride * format_.size, keys, padded, p_.D,
+              stride_, s.k);
     load_rows(format_, row_at(p_.v, format_.size, b, row, hk), p_.v.row_stride * format_.size, keys, padded, p_.Dv,
               v_stride_, s.v);
     pack_direct<Target>(s.k, stride_, {s.k_direct, padded, stride_});
@@ -223,15 +233,16 @@ class Backward {
 
     for (index_t n = 0; n < keys; ++n) {
       format_.store(s.dk + n * stride_, Real(p_.scale), p_.D, row_at(f_.dk, format_.size, b, row + n, hk));
-      format_.store(s.dv + n * v_stride_, Real(p_.dropout.keep_scale), p_.Dv, row_at(f_.dv, format_.size, b, row + n, hk));
+      format_.store(s.dv + n * v_stride_, Real(p_.dropout.keep_scale), p_.Dv,
+                    row_at(f_.dv, format_.size, b, row + n, hk));
     }
   }
 
   void query_block(const Rows& r, const QueryBlock& q, index_t kb, Range keys, const Scratch& s) const {
     if (p_.dropout.active)
       for (index_t j = keys.begin; j < keys.end; j += 64)
-        dropout_columns<Target>(p_.dropout, r.b, r.h, r.first, r.count, j, s.dropout + (j - keys.begin) * tiles_.queries,
-                                tiles_.queries);
+        dropout_columns<Target>(p_.dropout, r.b, r.h, r.first, r.count, j,
+                                s.dropout + (j - keys.begin) * tiles_.queries, tiles_.queries);
     for (index_t n = 0; n < keys.end - keys.begin; n += kRows) strip(r, q, keys, n, s);
 
     while (q.turn->load(std::memory_order_acquire) != kb) std::this_thread::yield();
@@ -261,8 +272,8 @@ class Backward {
     if (!any) return;
 
     const index_t first = c.begin / Target::kPanel, last = ceil_div(c.end, Target::kPanel);
-    multiply_strip<Target>({s.k + n * stride_, stride_, kStep}, {q.q_transposed, depth_, padded}, 0, depth_, first, last,
-                           s.scores, ld, false);
+    multiply_strip<Target>({s.k + n * stride_, stride_, kStep}, {q.q_transposed, depth_, padded}, 0, depth_, first,
+                           last, s.scores, ld, false);
     multiply_strip<Target>({s.v + n * v_stride_, v_stride_, kStep}, {q.dout_transposed, v_depth_, padded}, 0, v_depth_,
                            first, last, s.dp, ld, false);
     for (index_t t = 0; t < kRows; ++t) {

@@ -46,8 +46,8 @@ void dropout_row(const DropoutRule& rule, index_t b, index_t h, index_t i, index
   }
 }
 
-// bytes[(j - j0) * stride + i - i0] for the 64 keys from j0 (a multiple of 64) and queries i0 .. i0 + n - 1; queries are
-// written in whole groups of kPhiloxLanes.
+// bytes[(j - j0) * stride + i - i0] for the 64 keys from j0 (a multiple of 64) and queries i0 .. i0 + n - 1; queries
+// are written in whole groups of kPhiloxLanes.
 template <class Tag>
 void dropout_columns(const DropoutRule& rule, index_t b, index_t h, index_t i0, index_t n, index_t j0,
                      std::uint8_t* bytes, index_t stride) {

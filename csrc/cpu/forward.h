@@ -1,9 +1,11 @@
 // Forward pass on the CPU: FlashAttention-2, Algorithm 1, over strips.
 //
-// Work is cut into waves of (b, hk) units. A wave first packs K and V of its units, then runs tasks of (unit, query head of
-// the group, block of queries), each of which walks the key blocks it can see. Inside a task a strip of kRows queries meets a
-// whole key block, so that its scores stay in L1: scores, softmax, O += P * V.
+// Work is cut into waves of (b, hk) units. A wave first packs K and V of its units, then runs tasks of (unit, query
+// head of the group, block of queries), each of which walks the key blocks it can see. Inside a task a strip of kRows
+// queries meets a whole key block, so that its scores stay in L1: scores, softmax, O += P * V.
 #pragma once
+
+#include <cstring>
 
 #include "core/softmax.h"
 #include "core/thread_pool.h"
@@ -27,11 +29,18 @@ class Forward {
 
  public:
   Forward(const ForwardProblem& forward, const Executor& executor)
-      : f_(forward), p_(forward.problem), executor_(executor), format_(row_format<Target>(p_.dtype)), units_(p_),
-        tiles_(forward_tiles(p_.D, p_.Dv, sizeof(Elem))), depth_(round_up(p_.D, kStep)), q_stride_(round_up(p_.D, W)),
+      : f_(forward),
+        p_(forward.problem),
+        executor_(executor),
+        format_(row_format<Target>(p_.dtype)),
+        units_(p_),
+        tiles_(forward_tiles(p_.D, p_.Dv, sizeof(Elem))),
+        depth_(round_up(p_.D, kStep)),
+        q_stride_(round_up(p_.D, W)),
         o_stride_(round_up(p_.Dv, W)) {
     tiles_.keys = min_of(tiles_.keys, round_up(max_of<index_t>(units_.longest_k(), 1), kKeyAlign));
-    // Smaller blocks when there would be too few tasks for the threads: a row's result does not depend on its neighbours.
+    // Smaller blocks when there would be too few tasks for the threads: a row's result does not depend on its
+    // neighbours.
     while (tiles_.queries > 16 && units_.count() * p_.group() * ceil_div(units_.longest_q(), tiles_.queries) <
                                       4 * index_t(executor.num_threads))
       tiles_.queries /= 2;
@@ -71,10 +80,10 @@ class Forward {
 
  private:
   struct Scratch {
-    Elem* rows;             // Queries x q_stride; while packing keys x the larger stride.
-    Real* scores;           // kRows x keys
-    Elem* probabilities;    // kRows x keys; the memory of scores when kInPlace
-    Real* o;                // queries x o_stride
+    Elem* rows;           // Queries x q_stride; while packing keys x the larger stride.
+    Real* scores;         // kRows x keys
+    Elem* probabilities;  // kRows x keys; the memory of scores when kInPlace
+    Real* o;              // queries x o_stride
     SoftmaxState<Real>* state;
     std::uint8_t* dropout;  // keys, rounded up to 256
     index_t bytes;
@@ -152,10 +161,10 @@ class Forward {
 
   // The part of a key block that a strip of queries sees, as columns of the block.
   struct Columns {
-    index_t origin;        // Key of column 0.
-    index_t begin, end;    // Whole vectors around what is visible.
-    index_t first, last;   // The panels that cover them.
-    index_t keys;          // Keys in the block.
+    index_t origin;       // Key of column 0.
+    index_t begin, end;   // Whole vectors around what is visible.
+    index_t first, last;  // The panels that cover them.
+    index_t keys;         // Keys in the block.
   };
   bool columns(const Block& block, index_t kb, Range rows, Columns& c) const {
     const Range seen = block.rule.visible_keys(Range{block.first + rows.begin, block.first + rows.end});
@@ -221,8 +230,7 @@ class Forward {
       for (index_t n = 0; n < o_stride_; n += W) Simd::store(o + n, Simd::load(o + n) * V(rescale));
     }
     const DropoutRule& dropout = p_.dropout;
-    if (dropout.active)
-      dropout_row<Target>(dropout, block.b, block.h, block.first + r, c.origin, c.end, s.dropout);
+    if (dropout.active) dropout_row<Target>(dropout, block.b, block.h, block.first + r, c.origin, c.end, s.dropout);
     const V shift = V(-state.shift());
     V sum = V(Real(0));
     for (index_t n = c.begin; n < c.end; n += W) {

@@ -1,10 +1,14 @@
-// The one micro-kernel: a strip of MR rows times a packed panel. It serves QK and PV forward and all five products backward.
+// The one micro-kernel: a strip of MR rows times a packed panel. It serves QK and PV forward and all five products
+// backward.
 //
 //   C[r][c] (+)= sum over k of A[r][k] * B[k][c],   r < MR, c < N * W
 //
 // A is broadcast one k-step at a time and may have any strides; B is packed so that a k-step of a panel is contiguous.
-// A multiplicand format says what a k-step is: one number (Scalars), or a pair of bf16 (Bf16Pairs, 512-bit dot products).
+// A multiplicand format says what a k-step is: one number (Scalars), or a pair of bf16 (Bf16Pairs, 512-bit dot
+// products).
 #pragma once
+
+#include <cstring>
 
 #include "core/numeric.h"
 #include "core/platform.h"
@@ -88,8 +92,9 @@ FA_INLINE void multiply_panel(index_t steps, StripA<typename Target::Elem> a, co
     for (int n = 0; n < N; ++n) Simd::store(c + r * c_stride + n * W, sum[r][n]);
 }
 
-// A packed B of `depth` k (a multiple of kStep) by `columns` (a multiple of W): panels of Target::kPanel columns one after
-// another, the last one as wide as what is left; inside a panel k-steps, inside a k-step columns, inside a column its k.
+// A packed B of `depth` k (a multiple of kStep) by `columns` (a multiple of W): panels of Target::kPanel columns one
+// after another, the last one as wide as what is left; inside a panel k-steps, inside a k-step columns, inside a column
+// its k.
 template <class Target>
 struct Panels {
   using Elem = typename Target::Elem;
@@ -99,11 +104,14 @@ struct Panels {
   index_t depth, columns;
 
   static index_t size(index_t depth, index_t columns) { return depth * columns; }
-  FA_INLINE index_t width(index_t panel) const { return min_of<index_t>(Target::kPanel, columns - panel * Target::kPanel); }
+  FA_INLINE index_t width(index_t panel) const {
+    return min_of<index_t>(Target::kPanel, columns - panel * Target::kPanel);
+  }
   FA_INLINE Elem* panel(index_t index) const { return data + index * Target::kPanel * depth; }
 };
 
-// C[0..MR) += or = A * B over panels [first, last) and k in [k_begin, k_end), both multiples of kStep; a starts at k_begin.
+// C[0..MR) += or = A * B over panels [first, last) and k in [k_begin, k_end), both multiples of kStep; a starts at
+// k_begin.
 template <class Target>
 void multiply_strip(StripA<typename Target::Elem> a, const Panels<Target>& b, index_t k_begin, index_t k_end,
                     index_t first, index_t last, typename Target::Real* c, index_t c_stride, bool accumulate) {
@@ -117,12 +125,10 @@ void multiply_strip(StripA<typename Target::Elem> a, const Panels<Target>& b, in
       case 1: multiply_panel<Target, 1>(steps, a, data, out, c_stride, accumulate); break;
       case 2: multiply_panel<Target, 2>(steps, a, data, out, c_stride, accumulate); break;
       case 3:
-        if constexpr (Target::kPanelVectors >= 3)
-          multiply_panel<Target, 3>(steps, a, data, out, c_stride, accumulate);
+        if constexpr (Target::kPanelVectors >= 3) multiply_panel<Target, 3>(steps, a, data, out, c_stride, accumulate);
         break;
       default:
-        if constexpr (Target::kPanelVectors >= 4)
-          multiply_panel<Target, 4>(steps, a, data, out, c_stride, accumulate);
+        if constexpr (Target::kPanelVectors >= 4) multiply_panel<Target, 4>(steps, a, data, out, c_stride, accumulate);
     }
   }
 }

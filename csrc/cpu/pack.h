@@ -1,10 +1,11 @@
 // From rows of q, k, v, dout in memory to what the micro-kernel reads.
 #pragma once
 
+#include <cstring>
 #include <type_traits>
 
-#include "cpu/gemm.h"
 #include "core/problem.h"
+#include "cpu/gemm.h"
 
 namespace flash_attn::cpu {
 
@@ -13,10 +14,10 @@ template <class Target>
 struct RowFormat {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
-  void (*load)(const void* source, index_t n, Elem* out);           // to multiplicands
-  void (*load_real)(const void* source, index_t n, Real* out);      // to accumulator precision
+  void (*load)(const void* source, index_t n, Elem* out);             // to multiplicands
+  void (*load_real)(const void* source, index_t n, Real* out);        // to accumulator precision
   void (*store)(const Real* row, Real factor, index_t n, void* out);  // row * factor, rounded to nearest even
-  index_t size;                                                     // bytes of one element
+  index_t size;                                                       // bytes of one element
 };
 
 template <class Target, class T>
@@ -71,10 +72,11 @@ FA_INLINE char* row_at(const Operand& x, index_t size, index_t b, index_t row, i
   return static_cast<char*>(x.data) + (b * x.batch_stride + row * x.row_stride + h * x.head_stride) * size;
 }
 
-// `rows` rows of `features` as multiplicands at out[row * stride], zero-padded to `stride` features and `padded_rows` rows.
+// `rows` rows of `features` as multiplicands at out[row * stride], zero-padded to `stride` features and `padded_rows`
+// rows.
 template <class Target>
-void load_rows(const RowFormat<Target>& format, const char* source, index_t row_bytes, index_t rows, index_t padded_rows,
-               index_t features, index_t stride, typename Target::Elem* out) {
+void load_rows(const RowFormat<Target>& format, const char* source, index_t row_bytes, index_t rows,
+               index_t padded_rows, index_t features, index_t stride, typename Target::Elem* out) {
   for (index_t r = 0; r < rows; ++r, source += row_bytes, out += stride) {
     format.load(source, features, out);
     for (index_t d = features; d < stride; ++d) out[d] = {};

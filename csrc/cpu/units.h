@@ -1,6 +1,8 @@
 // Units of work: one (batch element, key/value head) each, taken in waves so that packed operands stay bounded.
 #pragma once
 
+#include <cstring>
+
 #include "core/problem.h"
 #include "core/softmax.h"
 #include "cpu/pack.h"

@@ -1,5 +1,5 @@
-// Attention in double precision, written plainly from its definition: softmax(scale * Q K^T + ...) V, one row at a time.
-// Gradients by the chain rule over the whole matrices. The oracle of every C++ test of a backend.
+// Attention in double precision, written plainly from its definition: softmax(scale * Q K^T + ...) V, one row at a
+// time. Gradients by the chain rule over the whole matrices. The oracle of every C++ test of a backend.
 #pragma once
 
 #include <cmath>
@@ -32,7 +32,8 @@ class Tensor {
   Tensor(std::vector<std::int64_t> shape, DType dtype) : dtype_(dtype), shape_(std::move(shape)) {
     std::int64_t n = 1;
     for (std::int64_t s : shape_) n *= s;
-    bytes_.assign(static_cast<std::size_t>(n * size_of(dtype)) + 1, char(0x5a));  // Poison: outputs must be overwritten.
+    bytes_.assign(static_cast<std::size_t>(n * size_of(dtype)) + 1,
+                  char(0x5a));  // Poison: outputs must be overwritten.
     n_ = n;
   }
   static Tensor random(std::vector<std::int64_t> shape, DType dtype, std::mt19937& generator, double scale = 1.0) {
@@ -102,7 +103,8 @@ struct Problem64 {
   bool visible(std::int64_t i, std::int64_t j) const {
     const std::int64_t diagonal = i + shape.Sk - shape.Sq;
     if (features.causal && j > diagonal) return false;
-    if (features.window_left >= 0 && features.window_left < shape.Sk && j < diagonal - features.window_left) return false;
+    if (features.window_left >= 0 && features.window_left < shape.Sk && j < diagonal - features.window_left)
+      return false;
     return features.causal || features.window_right < 0 || features.window_right >= shape.Sk ||
            j <= diagonal + features.window_right;
   }

@@ -14,7 +14,6 @@ def test_head_dims(case):
     harness.check(case)
 
 
-@pytest.mark.second_torch
 @pytest.mark.parametrize("case", [c.param() for c in cases.length_cases()])
 def test_lengths(case):
     harness.check(case)

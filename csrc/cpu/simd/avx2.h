@@ -22,7 +22,9 @@ FA_INLINE Avx2Vector operator/(Avx2Vector a, Avx2Vector b) { return Avx2Vector(_
 FA_INLINE Avx2Vector vmax(Avx2Vector a, Avx2Vector b) { return Avx2Vector(_mm256_max_ps(a.v, b.v)); }
 FA_INLINE Avx2Vector vmin(Avx2Vector a, Avx2Vector b) { return Avx2Vector(_mm256_min_ps(a.v, b.v)); }
 FA_INLINE Avx2Vector vabs(Avx2Vector a) { return Avx2Vector(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)); }
-FA_INLINE Avx2Vector fma(Avx2Vector a, Avx2Vector b, Avx2Vector c) { return Avx2Vector(_mm256_fmadd_ps(a.v, b.v, c.v)); }
+FA_INLINE Avx2Vector fma(Avx2Vector a, Avx2Vector b, Avx2Vector c) {
+  return Avx2Vector(_mm256_fmadd_ps(a.v, b.v, c.v));
+}
 FA_INLINE Avx2Vector copy_sign(Avx2Vector a, Avx2Vector sign) {
   const __m256 bit = _mm256_set1_ps(-0.0f);
   return Avx2Vector(_mm256_or_ps(_mm256_andnot_ps(bit, a.v), _mm256_and_ps(bit, sign.v)));

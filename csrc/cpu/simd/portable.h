@@ -1,4 +1,5 @@
-// Vectors in plain C++: any CPU, and fp64. Loops over a fixed number of lanes, which compilers turn into what the target has.
+// Vectors in plain C++: any CPU, and fp64. Loops over a fixed number of lanes, which compilers turn into what the
+// target has.
 #pragma once
 
 #include <cmath>
@@ -18,18 +19,32 @@ struct PortableVector {
   }
 };
 
-#define FA_PORTABLE_LANES(expression)                        \
-  PortableVector<R, Lanes> out;                              \
+#define FA_PORTABLE_LANES(expression)                         \
+  PortableVector<R, Lanes> out;                               \
   for (int i = 0; i < Lanes; ++i) out.lane[i] = (expression); \
   return out
-#define FA_PORTABLE template <class R, int Lanes> FA_INLINE PortableVector<R, Lanes>
+#define FA_PORTABLE             \
+  template <class R, int Lanes> \
+  FA_INLINE PortableVector<R, Lanes>
 
-FA_PORTABLE operator+(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) { FA_PORTABLE_LANES(a.lane[i] + b.lane[i]); }
-FA_PORTABLE operator-(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) { FA_PORTABLE_LANES(a.lane[i] - b.lane[i]); }
-FA_PORTABLE operator*(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) { FA_PORTABLE_LANES(a.lane[i] * b.lane[i]); }
-FA_PORTABLE operator/(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) { FA_PORTABLE_LANES(a.lane[i] / b.lane[i]); }
-FA_PORTABLE vmax(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) { FA_PORTABLE_LANES(max_of(a.lane[i], b.lane[i])); }
-FA_PORTABLE vmin(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) { FA_PORTABLE_LANES(min_of(a.lane[i], b.lane[i])); }
+FA_PORTABLE operator+(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
+  FA_PORTABLE_LANES(a.lane[i] + b.lane[i]);
+}
+FA_PORTABLE operator-(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
+  FA_PORTABLE_LANES(a.lane[i] - b.lane[i]);
+}
+FA_PORTABLE operator*(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
+  FA_PORTABLE_LANES(a.lane[i] * b.lane[i]);
+}
+FA_PORTABLE operator/(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
+  FA_PORTABLE_LANES(a.lane[i] / b.lane[i]);
+}
+FA_PORTABLE vmax(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
+  FA_PORTABLE_LANES(max_of(a.lane[i], b.lane[i]));
+}
+FA_PORTABLE vmin(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
+  FA_PORTABLE_LANES(min_of(a.lane[i], b.lane[i]));
+}
 FA_PORTABLE vabs(PortableVector<R, Lanes> a) { FA_PORTABLE_LANES(a.lane[i] < 0 ? -a.lane[i] : a.lane[i]); }
 // Two roundings where the target has no fused operation: a library call per lane would cost far more than it saves.
 FA_PORTABLE fma(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b, PortableVector<R, Lanes> c) {

@@ -1,5 +1,5 @@
-// exp2 and tanh over any vector type V with a Real lane type. Coefficients: minimax fits of this project (Remez exchange in
-// 50-digit arithmetic), relative error 2e-9 for exp2 on [-1/2, 1/2] and 2e-10 for tanh on [0, 0.625].
+// exp2 and tanh over any vector type V with a Real lane type. Coefficients: minimax fits of this project (Remez
+// exchange in 50-digit arithmetic), relative error 2e-9 for exp2 on [-1/2, 1/2] and 2e-10 for tanh on [0, 0.625].
 #pragma once
 
 #include "core/platform.h"

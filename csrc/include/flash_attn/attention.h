@@ -49,7 +49,8 @@ class FLASH_ATTN_API NotSupported : public Error {
   using Error::Error;
 };
 
-/// Strided view of memory that somebody else owns. Strides are in elements. `data == nullptr` with `ndim == 0` is "not given".
+/// Strided view of memory that somebody else owns. Strides are in elements. `data == nullptr` with `ndim == 0` is "not
+/// given".
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -64,41 +65,45 @@ struct TensorView {
 /// What is asked for, shared by forward and backward.
 ///
 /// Dense: q (B,Sq,H,D), k (B,Sk,Hk,D), v (B,Sk,Hk,Dv).
-/// Varlen (both cu_seqlens given): q (Tq,H,D), k (Tk,Hk,D), v (Tk,Hk,Dv); sequence b is rows cu_seqlens[b] .. cu_seqlens[b+1]-1.
-/// The last stride of every floating-point tensor is 1; the others are free.
+/// Varlen (both cu_seqlens given): q (Tq,H,D), k (Tk,Hk,D), v (Tk,Hk,Dv); sequence b is rows cu_seqlens[b] ..
+/// cu_seqlens[b+1]-1. The last stride of every floating-point tensor is 1; the others are free.
 struct AttentionProblem {
   TensorView q, k, v;                     ///< fp16, bf16, fp32 or fp64 (fp64 on the CPU only), all the same.
   TensorView cu_seqlens_q, cu_seqlens_k;  ///< int32 (B+1), contiguous, starting at 0, not decreasing. Both or neither.
   std::int64_t max_seqlen_q = 0;          ///< Varlen only: an upper bound of the sequence lengths.
   std::int64_t max_seqlen_k = 0;
   double softmax_scale = 1.0;  ///< Score = scale * q.k
-  double softcap = 0.0;        ///< > 0: score = softcap * tanh(score / softcap), before ALiBi and mask. Not with dropout.
-  bool causal = false;         ///< Query i sees key j iff j <= i + Sk - Sq.
-  std::int64_t window_left = -1;   ///< Query i sees [i + Sk - Sq - left, i + Sk - Sq + right]; negative is unbounded.
+  double softcap = 0.0;  ///< > 0: score = softcap * tanh(score / softcap), before ALiBi and mask. Not with dropout.
+  bool causal = false;   ///< Query i sees key j iff j <= i + Sk - Sq.
+  std::int64_t window_left = -1;  ///< Query i sees [i + Sk - Sq - left, i + Sk - Sq + right]; negative is unbounded.
   std::int64_t window_right = -1;
   TensorView alibi_slopes;  ///< fp32 (H) or (B,H): adds -slope * |i + Sk - Sq - j|.
-  double dropout_p = 0.0;   ///< In [0, 1). An element is kept iff its Philox byte <= floor(255 * (1 - p)); see core/dropout.h.
-  TensorView rng_state;     ///< int64 (2): Philox seed and offset. Required when dropout_p > 0.
+  double dropout_p =
+      0.0;  ///< In [0, 1). An element is kept iff its Philox byte <= floor(255 * (1 - p)); see core/dropout.h.
+  TensorView rng_state;  ///< int64 (2): Philox seed and offset. Required when dropout_p > 0.
 };
 
 /// Every element of the outputs is written, whatever they held.
 struct ForwardArgs {
   AttentionProblem problem;
-  TensorView out;     ///< dtype of q; (B,Sq,H,Dv) or (Tq,H,Dv). Rows that see no key and rows past the last sequence are 0.
-  TensorView lse;     ///< Natural log, contiguous; fp32 (fp64 if q is): (B,H,Sq) or (H,Tq). +inf for a row that sees no key.
-  TensorView s_dmask; ///< Optional, dtype of q, contiguous (B,H,Sq,Sk) or (B,H,max_seqlen_q,max_seqlen_k): exp(score - row
-                      ///< maximum), negative where dropout drops the element, 0 where the mask hides it. Needs dropout_p > 0.
+  TensorView
+      out;  ///< dtype of q; (B,Sq,H,Dv) or (Tq,H,Dv). Rows that see no key and rows past the last sequence are 0.
+  TensorView
+      lse;  ///< Natural log, contiguous; fp32 (fp64 if q is): (B,H,Sq) or (H,Tq). +inf for a row that sees no key.
+  TensorView
+      s_dmask;  ///< Optional, dtype of q, contiguous (B,H,Sq,Sk) or (B,H,max_seqlen_q,max_seqlen_k): exp(score - row
+                ///< maximum), negative where dropout drops the element, 0 where the mask hides it. Needs dropout_p > 0.
 };
 
 struct BackwardArgs {
   AttentionProblem problem;
   TensorView dout, out, lse;  ///< LSE as written by forward or merged from several; either infinity marks an empty row.
-  TensorView dq, dk, dv;      ///< dtype and shape of q, k, v; any strides with last stride 1. Overwritten, not accumulated.
-  TensorView softmax_d;       ///< rowsum(dout * out); dtype, shape and layout of lse.
+  TensorView dq, dk, dv;  ///< dtype and shape of q, k, v; any strides with last stride 1. Overwritten, not accumulated.
+  TensorView softmax_d;   ///< rowsum(dout * out); dtype, shape and layout of lse.
 };
 
-/// Host threads. `run` calls body(arg, worker) for worker = 0 and for as many of 1 .. n-1 as it has threads for, each once and
-/// possibly at once, and returns when these calls have. Results never depend on how many there were.
+/// Host threads. `run` calls body(arg, worker) for worker = 0 and for as many of 1 .. n-1 as it has threads for, each
+/// once and possibly at once, and returns when these calls have. Results never depend on how many there were.
 struct Executor {
   int num_threads = 1;
   void (*run)(void* context, int n, void (*body)(void* arg, int worker), void* arg) = nullptr;

@@ -42,7 +42,8 @@ TEST(DropoutBytes, RowsAndColumnsFollowTheDefinition) {
   for (index_t j = 0; j < 300; ++j) ASSERT_EQ(row[j], byte_of(rule, 3, 5, 1001, 128 + j)) << j;
   cpu::dropout_columns<Scalar>(rule, 3, 5, 990, 40, 192, columns.data(), 48);
   for (index_t j = 0; j < 64; ++j)
-    for (index_t i = 0; i < 40; ++i) ASSERT_EQ(columns[j * 48 + i], byte_of(rule, 3, 5, 990 + i, 192 + j)) << i << " " << j;
+    for (index_t i = 0; i < 40; ++i)
+      ASSERT_EQ(columns[j * 48 + i], byte_of(rule, 3, 5, 990 + i, 192 + j)) << i << " " << j;
 }
 
 TEST(DropoutRule, ThresholdAndScale) {
@@ -56,7 +57,8 @@ TEST(DropoutRule, ThresholdAndScale) {
 }
 
 TEST(DropoutRule, SeedAndOffsetBothMatter) {
-  const DropoutRule a = make_dropout(0.5, 1, 2), b = make_dropout(0.5, 2, 1), c = make_dropout(0.5, 1, std::int64_t(2) << 32);
+  const DropoutRule a = make_dropout(0.5, 1, 2), b = make_dropout(0.5, 2, 1),
+                    c = make_dropout(0.5, 1, std::int64_t(2) << 32);
   EXPECT_NE(a.subkey.lo, b.subkey.lo);
   EXPECT_NE(a.subkey.lo, c.subkey.lo);
 }

@@ -51,8 +51,7 @@ TEST_P(Visibility, TileAnswersFollowTheDefinition) {
           EXPECT_FALSE(all && cover != Cover::all);
           const Range hull = r.visible_keys(Range{i0, i1});
           for (index_t i = i0; i < i1; ++i)
-            for (index_t j = 0; j < Sk; ++j)
-              EXPECT_FALSE(sees(r, i, j) && (j < hull.begin || j >= hull.end));
+            for (index_t j = 0; j < Sk; ++j) EXPECT_FALSE(sees(r, i, j) && (j < hull.begin || j >= hull.end));
         }
 }
 

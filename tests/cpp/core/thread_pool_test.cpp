@@ -39,9 +39,8 @@ TEST(ThreadPool, ManyCallersTakeTurns) {
 TEST(ThreadPool, CallsInsideAJobRunInPlace) {
   std::atomic<int> total{0};
   const Executor executor = default_executor(3);
-  parallel_for(executor, 5, [&](index_t, int) {
-    parallel_for(executor, 4, [&](index_t, int) { total.fetch_add(1); });
-  });
+  parallel_for(executor, 5,
+               [&](index_t, int) { parallel_for(executor, 4, [&](index_t, int) { total.fetch_add(1); }); });
   EXPECT_EQ(total.load(), 20);
 }
 

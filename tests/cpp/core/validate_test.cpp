@@ -67,7 +67,12 @@ struct Violation {
   std::function<void(Call&)> spoil;
 };
 
-#define SPOIL(...) [](Call& c) { auto& p = c.forward.problem; (void)p; __VA_ARGS__; }
+#define SPOIL(...)               \
+  [](Call& c) {                  \
+    auto& p = c.forward.problem; \
+    (void)p;                     \
+    __VA_ARGS__;                 \
+  }
 
 const Violation kDense[] = {
     {"q missing", {"q is missing"}, SPOIL(p.q = {})},
@@ -97,7 +102,9 @@ const Violation kDense[] = {
     {"dropout nan", {"dropout_p", "nan"}, SPOIL(p.dropout_p = std::nan(""))},
     {"softcap with dropout", {"softcap and dropout", "0.5"}, SPOIL(c.with_dropout(); p.softcap = 3.0)},
     {"rng missing", {"rng_state is missing"}, SPOIL(c.with_dropout(); p.rng_state = {})},
-    {"rng dtype", {"rng_state must have dtype int64", "int32"}, SPOIL(c.with_dropout(); p.rng_state.dtype = DType::i32)},
+    {"rng dtype",
+     {"rng_state must have dtype int64", "int32"},
+     SPOIL(c.with_dropout(); p.rng_state.dtype = DType::i32)},
     {"rng shape", {"rng_state must have shape (2,)", "(1)"}, SPOIL(c.with_dropout(); p.rng_state.sizes[0] = 1)},
     {"rng stride", {"rng_state must be contiguous"}, SPOIL(c.with_dropout(); p.rng_state.strides[0] = 3)},
     {"alibi dtype", {"alibi_slopes must have dtype float32", "float16"}, SPOIL(p.alibi_slopes.dtype = DType::f16)},
@@ -112,9 +119,11 @@ const Violation kDense[] = {
     {"lse shape", {"softmax_lse must have shape (B, H, Sq)"}, SPOIL(c.forward.lse.sizes[2] = 4)},
     {"lse strides", {"softmax_lse must be contiguous"}, SPOIL(c.forward.lse.strides[1] = 9)},
     {"dmask without dropout", {"S_dmask", "dropout_p > 0"}, SPOIL(c.forward.s_dmask = c.s_dmask.view())},
-    {"dmask dtype", {"S_dmask must have dtype"},
+    {"dmask dtype",
+     {"S_dmask must have dtype"},
      SPOIL(c.with_dropout(); c.forward.s_dmask = c.s_dmask.view(); c.forward.s_dmask.dtype = DType::f64)},
-    {"dmask shape", {"S_dmask must have shape"},
+    {"dmask shape",
+     {"S_dmask must have shape"},
      SPOIL(c.with_dropout(); c.forward.s_dmask = c.s_dmask.view(); c.forward.s_dmask.sizes[3] = 8)},
 };
 
@@ -133,12 +142,17 @@ const Violation kPacked[] = {
     {"max_seqlen_k negative", {"max_seqlen_k must not be negative"}, SPOIL(p.max_seqlen_k = -1)},
     {"k head dim", {"k must have shape (Tk, Hk, D)"}, SPOIL(p.k.sizes[2] = 9)},
     {"v rows", {"v must have shape (Tk, Hk, Dv)"}, SPOIL(p.v.sizes[0] = 9)},
-    {"alibi batch", {"alibi_slopes must have shape", "(B, H) = (2, 4)"},
+    {"alibi batch",
+     {"alibi_slopes must have shape", "(B, H) = (2, 4)"},
      SPOIL(p.alibi_slopes.ndim = 2; p.alibi_slopes.sizes = {3, 4}; p.alibi_slopes.strides = {4, 1})},
 };
 
 #undef SPOIL
-#define SPOIL(...) [](Call& c) { auto& b = c.backward; __VA_ARGS__; }
+#define SPOIL(...)        \
+  [](Call& c) {           \
+    auto& b = c.backward; \
+    __VA_ARGS__;          \
+  }
 
 const Violation kBackward[] = {
     {"dout missing", {"dout is missing"}, SPOIL(b.dout = {})},
@@ -160,7 +174,8 @@ void expect_error(const Violation& violation, bool packed, const Run& run) {
   violation.spoil(call);
   const auto outputs = [&] {
     std::vector<std::vector<char>> all;
-    for (const Tensor* t : {&call.out, &call.lse, &call.dq, &call.dk, &call.dv, &call.softmax_d}) all.push_back(t->bytes());
+    for (const Tensor* t : {&call.out, &call.lse, &call.dq, &call.dk, &call.dv, &call.softmax_d})
+      all.push_back(t->bytes());
     return all;
   };
   const auto before = outputs();

@@ -1,4 +1,5 @@
-// Packed batches: each sequence gives what the dense call gives for it, bit for bit, and nobody's rows are left unwritten.
+// Packed batches: each sequence gives what the dense call gives for it, bit for bit, and nobody's rows are left
+// unwritten.
 #include <gtest/gtest.h>
 
 #include "attention_reference.h"
@@ -57,7 +58,8 @@ TEST(CpuVarlen, EqualsDensePerSequence) {
   f.out = packed.out.view(), f.lse = packed.lse.view();
   BackwardArgs b;
   b.problem = f.problem;
-  b.dout = packed.dout.view(), b.out = packed.out.view(), b.lse = packed.lse.view(), b.softmax_d = packed.softmax_d.view();
+  b.dout = packed.dout.view(), b.out = packed.out.view(), b.lse = packed.lse.view(),
+  b.softmax_d = packed.softmax_d.view();
   b.dq = packed.dq.view(), b.dk = packed.dk.view(), b.dv = packed.dv.view();
   attention_forward(f, default_executor(2));
   attention_backward(b, default_executor(2));
@@ -73,7 +75,8 @@ TEST(CpuVarlen, EqualsDensePerSequence) {
     one.out = rows_of(dense.out, q0, Sq), one.lse = lse.view();
     BackwardArgs back;
     back.problem = one.problem;
-    back.dout = rows_of(dense.dout, q0, Sq), back.out = one.out, back.lse = lse.view(), back.softmax_d = softmax_d.view();
+    back.dout = rows_of(dense.dout, q0, Sq), back.out = one.out, back.lse = lse.view(),
+    back.softmax_d = softmax_d.view();
     back.dq = rows_of(dense.dq, q0, Sq), back.dk = rows_of(dense.dk, k0, Sk), back.dv = rows_of(dense.dv, k0, Sk);
     attention_forward(one, default_executor(1));
     attention_backward(back, default_executor(1));
