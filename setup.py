@@ -75,7 +75,7 @@ def torch_release(folder):
 
 
 def find_program(name):
-    """Paths of a program: on PATH, then beside the running Python, where pip puts it when no environment is activated."""
+    """Paths of a program: on PATH, then beside the running Python, where pip puts it in an environment."""
     return [path for path in (shutil.which(name), shutil.which(name, path=os.path.dirname(sys.executable))) if path]
 
 
@@ -152,7 +152,7 @@ class CMakeBuild(build_ext):
 
 
 class CleanBuildPy(build_py):
-    """Starts from an empty build/lib, which setuptools would otherwise pack with whatever an earlier build left there."""
+    """Starts from an empty build/lib; setuptools would pack what an earlier build left there."""
 
     def run(self):
         if not self.editable_mode:

@@ -232,6 +232,8 @@ def plot(rows, against, path):
                 axes.plot([row.S for row in curve], speed, style, color=f"C{index}", label=label)
         axes.set(title=f"{direction}, {mask}", xlabel="S", ylabel="GFLOP/s")
         axes.set_xscale("log", base=2)
+        lengths = sorted({row.S for row in panel})
+        axes.set_xticks(lengths, [str(S) for S in lengths])
         if panel:
             axes.legend(fontsize=8)
     figure.tight_layout()

@@ -53,9 +53,9 @@ def parse_arguments(arguments):
     add("--data", metavar="FILE", help="text to train on [the standard library's sources]")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda is also torch's name for AMD GPUs [cpu]")
     add("--dtype", choices=("fp32", "bf16"), default="fp32", help="of matrix products and attention [fp32]")
-    add("--seq-len", type=positive, default=256, metavar="S", help="bytes that the model sees at once [256]")
+    add("--seq-len", type=positive, default=512, metavar="S", help="bytes that the model sees at once [512]")
     add("--steps", type=positive, default=500, metavar="N", help="optimizer steps [500]")
-    add("--batch", type=positive, default=8, metavar="B", help="sequences per step, over all processes [8]")
+    add("--batch", type=positive, default=4, metavar="B", help="sequences per step, over all processes [4]")
     add("--seed", type=int, default=0, metavar="N", help="of weights, batches and the sample [0]")
     add("--layers", type=positive, default=4, metavar="N", help="transformer blocks [4]")
     add("--width", type=positive, default=128, metavar="C", help="model width [128]")
@@ -146,9 +146,11 @@ def plot(reports, trigram_loss, path):
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 5))
-    for color, (name, report) in zip(("tab:blue", "tab:orange"), reports.items()):
-        axes.plot(range(1, len(report["train_losses"]) + 1), report["train_losses"], color=color, alpha=0.3, lw=0.8)
-        axes.plot(*zip(*report["held_out_curve"]), "o-", color=color, ms=4, label=f"{name}, held out (pale: train)")
+    # The first run is drawn broad: the curves of the two lie on each other.
+    for style, width, (name, report) in zip(("o-C0", "x--C1"), (5, 1.5), reports.items()):
+        steps = range(1, len(report["train_losses"]) + 1)
+        axes.plot(steps, report["train_losses"], color=style[-2:], alpha=0.3, lw=width / 2)
+        axes.plot(*zip(*report["held_out_curve"]), style, lw=width, ms=7, label=f"{name}, held out (pale: train)")
     axes.axhline(trigram_loss, color="gray", ls="--", label="trigram model, held out")
     axes.set(xlabel="step", ylabel="loss, nats per byte", title="GPT on bytes")
     axes.legend()

@@ -10,9 +10,10 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
+import torch
+
 import flash_attn
 import flash_attn_2_cuda
-import torch
 
 BINDING_LIMIT = 1_000_000  # bytes
 
