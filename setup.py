@@ -122,12 +122,9 @@ class CMakeBuild(build_ext):
         return ROOT / given if given else ROOT / "build" / name
 
     def _configure(self, cmake, build_dir, torch):
-        cache = build_dir / "CMakeCache.txt"
-        if cache.is_file() and f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n" not in cache.read_text(encoding="utf-8"):
-            shutil.rmtree(build_dir)  # the tree was moved or copied, and CMake refuses another's build directory
         ninja = find_program("ninja")
         generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja[0]}"] if ninja else ["-G", "Unix Makefiles"]
-        if cache.is_file() and f"CMAKE_GENERATOR:INTERNAL={generator[1]}\n" not in cache.read_text(encoding="utf-8"):
+        if not self._reusable(build_dir / "CMakeCache.txt", generator[1]):
             shutil.rmtree(build_dir)
         run_cmake(
             cmake,
@@ -142,6 +139,19 @@ class CMakeBuild(build_ext):
             "-DFLASH_ATTN_WERROR=OFF",
             "-DFLASH_ATTN_TESTS=OFF",
             *os.environ.get("CMAKE_ARGS", "").split(),
+        )
+
+    def _reusable(self, cache, generator):
+        """Whether CMake can go on there: not after the tree moved, nor with another generator or compiler."""
+        if not cache.is_file():
+            return True
+        text = cache.read_text(encoding="utf-8")
+        compiler = shutil.which(os.environ.get("CXX", "")) or ""
+        cached = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.*)$", text, re.MULTILINE)
+        return (
+            f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n" in text
+            and f"CMAKE_GENERATOR:INTERNAL={generator}\n" in text
+            and (not compiler or cached is None or cached[1] == compiler)
         )
 
     def get_outputs(self):

@@ -52,8 +52,11 @@ if(MSVC)
   set(flash_attn_flags_avx512_bf16 /arch:AVX512)
 else()
   set(flash_attn_flags_avx2 -mavx2 -mfma -mf16c)
-  # GCC 12's own AVX-512 header reads an uninitialised variable on purpose (GCC bug 105593).
-  set(flash_attn_flags_avx512 ${flash_attn_flags_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -Wno-maybe-uninitialized)
+  set(flash_attn_flags_avx512 ${flash_attn_flags_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # GCC 12's own AVX-512 header reads an uninitialised variable on purpose (GCC bug 105593).
+    list(APPEND flash_attn_flags_avx512 -Wno-maybe-uninitialized)
+  endif()
   set(flash_attn_flags_avx512_bf16 ${flash_attn_flags_avx512} -mavx512bf16)
 endif()
 set(flash_attn_flags_portable "")

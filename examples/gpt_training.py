@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 # A checkpoint belongs to a run with these; any other value would not continue the same run.
 SETTINGS = ("attention", "dtype", "seq_len", "steps", "batch", "seed", "layers", "width", "heads", "lr")
-CURVE_TOKENS = 1 << 14  # held-out targets behind each point of the curve
-FINAL_TOKENS = 1 << 17  # and behind the final figure
+CURVE_TOKENS = 1 << 13  # held-out targets behind each point of the curve
+FINAL_TOKENS = 1 << 16  # and behind the final figure
 INTERRUPTED = 130  # exit status, as a shell reports SIGINT
 
 

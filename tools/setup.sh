@@ -150,6 +150,7 @@ install_requirements() {
       # shellcheck disable=SC2046
       [ "$("$venv/bin/python" -c 'import sys; print(sys.base_prefix)')" = /usr ] && [ -n "$(debian_packages_for "$name")" ] &&
         apt_install $(debian_packages_for "$name") || die "requirements/$name.txt could not be installed"
+      say "taken from Debian instead; what it has no package of is missing (einops, which only flash_attn.bert_padding uses)"
     fi
     echo "$key" >"$stamp"
   done
@@ -166,7 +167,7 @@ mkdir -p build
 : >"$pip_log"
 if command -v flock >/dev/null; then
   exec 9>"$venv.lock"
-  flock 9
+  flock -n 9 || { say "waiting for another set-up to end" && flock 9; }
 fi
 command -v "$python" >/dev/null || die "$python is not there; install Python 3.9 or newer, or name one with PYTHON="
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' || die "$("$python" --version) is too old; 3.9 or newer is needed"

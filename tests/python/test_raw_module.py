@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from dataclasses import replace
 
 import cases
 import harness
@@ -30,7 +31,7 @@ def test_module_is_importable_by_upstreams_name():
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_dense_functions(dtype):
     """fwd into a given buffer and into a new one, then bwd, against the oracle."""
-    case = harness.replace(CASE, dtype=dtype)
+    case = replace(CASE, dtype=dtype)
     inputs = harness.make_inputs(case)
     q, k, v = (x.detach() for x in inputs.leaves)
     score = (case.dropout_p, case.D**-0.5, True, 500, -1, 0.0)
@@ -61,7 +62,7 @@ def test_dense_functions(dtype):
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_varlen_functions(dtype, arguments):
     """With and without the last argument of newer releases, num_splits."""
-    case = harness.replace(VARLEN, dtype=dtype)
+    case = replace(VARLEN, dtype=dtype)
     inputs = harness.make_inputs(case)
     q, k, v = (x.detach() for x in inputs.leaves)
     cu, longest = (inputs.cu_seqlens_q, inputs.cu_seqlens_k), inputs.max_seqlens
@@ -152,7 +153,7 @@ def test_raw_functions_record_no_graph():
 
 
 def test_underscore_functions_equal_the_public_ones():
-    inputs = harness.make_inputs(harness.replace(VARLEN, softcap=0.0, dropout_p=0.3))
+    inputs = harness.make_inputs(replace(VARLEN, softcap=0.0, dropout_p=0.3))
     q, k, v = (x.detach() for x in inputs.leaves)
     cu = (inputs.cu_seqlens_q, inputs.cu_seqlens_k, *inputs.max_seqlens)
     torch.manual_seed(6)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 
 import cases
 import harness
@@ -44,7 +45,7 @@ def threads():
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("sample", list(SAMPLES))
 def test_same_bits_for_every_thread_count(sample, dtype, threads):
-    inputs = harness.make_inputs(harness.replace(SAMPLES[sample], dtype=dtype))
+    inputs = harness.make_inputs(replace(SAMPLES[sample], dtype=dtype))
     threads(1)
     expected = results(inputs)
     for n in (2, 3, 7):
