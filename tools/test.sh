@@ -61,12 +61,12 @@ run_stage() {
       stage thread test_sanitized thread
       ;;
     python)
-      stage "Python tests" test_python --support-json build/support.json
+      stage "Python tests" test_python --support-json=build/support.json
       stage "support matrix" support_matrix --check
       ;;
     matrix)
       stage build build_package ON
-      stage "Python tests" test_python --support-json build/support.json
+      stage "Python tests" test_python --support-json=build/support.json
       stage "support matrix" support_matrix --write
       ;;
     wheel) stage wheel test_wheel ;;
