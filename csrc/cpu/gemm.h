@@ -67,6 +67,10 @@ struct StripA {
   index_t step_stride;
 };
 
+// Steps that are summed by themselves before they join C: a running fp32 sum over a thousand keys would round more than
+// plain matrix products do.
+inline constexpr index_t kStepsPerSum = 64;
+
 template <class Target, int N>
 FA_INLINE void multiply_panel(index_t steps, StripA<typename Target::Elem> a, const typename Target::Elem* b,
                               typename Target::Real* c, index_t c_stride, bool accumulate) {
@@ -74,22 +78,26 @@ FA_INLINE void multiply_panel(index_t steps, StripA<typename Target::Elem> a, co
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   constexpr int MR = Target::kRows, W = Simd::W;
-  V sum[MR][N];
-  for (int r = 0; r < MR; ++r)
-    for (int n = 0; n < N; ++n)
-      sum[r][n] = accumulate ? Simd::load(c + r * c_stride + n * W) : V(typename Target::Real(0));
-  for (index_t step = 0; step < steps; ++step) {
-    decltype(Format::load(b)) column[N];
-    for (int n = 0; n < N; ++n) column[n] = Format::load(b + n * W * Format::kStep);
-    for (int r = 0; r < MR; ++r) {
-      const auto row = Format::broadcast(a.data + r * a.row_stride);
-      for (int n = 0; n < N; ++n) sum[r][n] = Format::multiply_add(row, column[n], sum[r][n]);
+  for (; steps > 0; steps -= kStepsPerSum, accumulate = true) {
+    V sum[MR][N];
+    for (int r = 0; r < MR; ++r)
+      for (int n = 0; n < N; ++n) sum[r][n] = V(typename Target::Real(0));
+    for (index_t step = min_of(steps, kStepsPerSum); step > 0; --step) {
+      decltype(Format::load(b)) column[N];
+      for (int n = 0; n < N; ++n) column[n] = Format::load(b + n * W * Format::kStep);
+      for (int r = 0; r < MR; ++r) {
+        const auto row = Format::broadcast(a.data + r * a.row_stride);
+        for (int n = 0; n < N; ++n) sum[r][n] = Format::multiply_add(row, column[n], sum[r][n]);
+      }
+      a.data += a.step_stride;
+      b += N * W * Format::kStep;
     }
-    a.data += a.step_stride;
-    b += N * W * Format::kStep;
+    for (int r = 0; r < MR; ++r)
+      for (int n = 0; n < N; ++n) {
+        auto* const to = c + r * c_stride + n * W;
+        Simd::store(to, accumulate ? Simd::load(to) + sum[r][n] : sum[r][n]);
+      }
   }
-  for (int r = 0; r < MR; ++r)
-    for (int n = 0; n < N; ++n) Simd::store(c + r * c_stride + n * W, sum[r][n]);
 }
 
 // A packed B of `depth` k (a multiple of kStep) by `columns` (a multiple of W): panels of Target::kPanel columns one

@@ -181,7 +181,7 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result) -> Di
     - No result is better than two roundings of itself: even with one visible key, P = exp(s - m) / l is not exactly 1.
     - Backward recomputes P from the rounded LSE, so each P carries a relative error of about 2 u |LSE|, alike in a row.
     - With one visible key dS = dP - D vanishes and so does E_pt; a kernel sums dP = dO.V and D = rowsum(dO * O) in
-      different orders, which leaves sqrt(Dv) roundings in each dS, of which a row of dK sums one per query. Here O is
+      different orders, which leaves 2 sqrt(Dv) roundings in each dS, of which a row of dK sums one per query. Here O is
       what forward stored: V itself, or with dropout V / (1 - p) rounded to the inputs' dtype.
     """
     case, u = inputs.case, UNIT_ROUNDOFF[inputs.case.dtype]
@@ -191,7 +191,7 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result) -> Di
     floors.update({name: recomputed * largest(grad) for name, grad in zip(("dq", "dk", "dv"), ref.grads)})
     scale = case.D**-0.5 if case.scale is None else case.scale
     u_out = torch.finfo(inputs.dout.dtype).eps / 2 if case.dropout_p else u
-    dS = u_out * case.head_dim_v**0.5 * scale * largest(inputs.dout) * largest(inputs.v) / (1 - case.dropout_p)
+    dS = 2 * u_out * case.head_dim_v**0.5 * scale * largest(inputs.dout) * largest(inputs.v) / (1 - case.dropout_p)
     queries = max(Sq for Sq, _ in case.lengths) * case.H / case.Hk
     for name, operand, summed, index in (("dq", inputs.k, 1, 0), ("dk", inputs.q, queries, 1)):
         if error(pt.grads[index], ref.grads[index]) == 0:
@@ -203,39 +203,45 @@ def largest(x: Tensor) -> float:
     return x.abs().max().item() if x.numel() else 0.0
 
 
-def check(case: Case) -> None:
-    """Forward and backward of the public function against the oracle."""
+def check(case: Case, slack: float = 1.0) -> None:
+    """Forward and backward of the public function against the oracle; `slack` multiplies the multiples of E_pt."""
     inputs = make_inputs(case)
     torch.manual_seed(DROPOUT_SEED)
     out, lse, s_dmask = public_call(inputs)
     grads = unpack_grads(case, torch.autograd.grad(out, inputs.leaves, inputs.dout))
     keep = rebuilt_mask(case, rng_state_after(DROPOUT_SEED)) if case.dropout_p else None
     ref, pt = (reference(inputs, keep, arith) for arith in arithmetics(case))
-    compare(case, inputs, out, lse, grads, ref, pt)
+    compare(case, inputs, out, lse, grads, ref, pt, slack)
     if case.dropout_p:
         check_s_dmask(case, s_dmask, keep)
     else:
         assert s_dmask.shape == (0,) and s_dmask.dtype == out.dtype
 
 
-def compare(case: Case, inputs: Inputs, out, lse, grads, ref: oracle.Result, pt: oracle.Result) -> None:
+def compare(
+    case: Case, inputs: Inputs, out, lse, grads, ref: oracle.Result, pt: oracle.Result, slack: float = 1.0
+) -> None:
+    """The contract's rules: out 2 * E_pt; gradients 3 * E_pt, 2 * E_pt of a packed qkv."""
     context = describe(case)
     dtype = TORCH_DTYPES[case.dtype]
     floors = rounding_floors(inputs, ref, pt)
     assert out.dtype == dtype and all(g.dtype == dtype for g in grads), context
-    assert_within("out", out, ref.out, pt.out, 2, floors["out"], context)
-    multiple = 2 if case.packing == "qkv" else 3
+    assert_within("out", out, ref.out, pt.out, 2 * slack, floors["out"], context)
+    multiple = slack * (2 if case.packing == "qkv" else 3)
     for name, got, expected, plain in zip(("dq", "dk", "dv"), grads, ref.grads, pt.grads):
         assert_within(name, got, expected, plain, multiple, floors[name], context)
     check_lse(case, inputs, lse, ref)
 
 
 def check_lse(case: Case, inputs: Inputs, lse: Tensor, ref: oracle.Result) -> None:
-    """The LSE is never rounded to the inputs' dtype, so it is held to fp32 arithmetic on the same inputs."""
+    """The LSE is never rounded to the inputs' dtype, so it is held to fp32 arithmetic on the same inputs.
+
+    The floor: a few roundings of the LSE itself, and of a score that is summed one product after the other.
+    """
     wide = torch.float64 if case.dtype == "fp64" else torch.float32
     assert lse.dtype == wide and not lse.requires_grad
     pt = reference(inputs, None, oracle.same_precision(wide), backward=False)
-    floor = 4 * UNIT_ROUNDOFF[case.dtype] * largest(ref.lse[torch.isfinite(ref.lse)])
+    floor = 2 * UNIT_ROUNDOFF[case.dtype] * (largest(ref.lse[torch.isfinite(ref.lse)]) + case.D**0.5)
     assert torch.equal(torch.isposinf(lse), torch.isposinf(ref.lse)), f"LSE of rows without keys, {describe(case)}"
     assert_within("softmax_lse", lse, ref.lse, pt.lse, 2, floor, describe(case))
 

@@ -31,8 +31,13 @@ def test_one_feature(case):
 @pytest.mark.parametrize("mask", list(cases.MASKS))
 @pytest.mark.parametrize("pair", cases.PAIRS, ids=str)
 def test_full_product(pair, mask):
+    """Every dtype and head dim at this pair.
+
+    fp32 and fp64 get twice the multiples here: with three keys there is little averaging, and E_pt is that of torch's
+    vectorised dot product, while a tiled kernel sums D products one after the other.
+    """
     for case in cases.full_cases(pair, mask):
-        harness.check(case)
+        harness.check(case, slack=2.0 if case.dtype in ("fp32", "fp64") else 1.0)
 
 
 @pytest.mark.parametrize("D", (16, 32, 64))
