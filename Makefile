@@ -5,7 +5,7 @@ export PYTHON
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup test test-cpp test-python test-slow test-sanitize test-wheel test-second-torch bench matrix format lint clean
+.PHONY: help run setup test test-cpp test-python test-slow test-sanitize test-wheel test-kernels test-second-torch bench matrix format lint clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-sanitize: ## C++ tests under ASan + UBSan, and those of threads under TSan
 
 test-wheel: ## `pip install .` with build isolation, used away from the source tree
 	tools/test.sh wheel
+
+test-kernels: ## Compile the AMD kernels and check their registers, spills and size
+	tools/test.sh kernels
 
 test-second-torch: ## The stated subset of the Python tests on Debian's torch
 	tools/test.sh second-torch

@@ -53,6 +53,15 @@ install_machine_packages() {
     die "$python has no headers (Python.h), which the binding is compiled with; install them, or choose another with PYTHON="
 }
 
+# What compiles the AMD kernels without ROCm, and what the simulator decodes them with. Optional: not every distribution has it.
+offer_gpu_compiler() {
+  local tool missing=
+  for tool in clang++-22 ld.lld-22 llvm-readelf-22 llvm-config-22; do command -v $tool >/dev/null || missing=$tool; done
+  [ -f /usr/lib/llvm-22/include/llvm-c/Disassembler.h ] || missing=llvm-22-dev
+  [ -z "$missing" ] || apt_install clang-22 lld-22 llvm-22 llvm-22-dev ||
+    say "no clang 22 to be had here; the AMD kernels will not be compiled, nor executed in the simulator"
+}
+
 # The environment on top of a Python that has torch already.
 make_venv_on() {
   local base=$1 outer
@@ -179,7 +188,7 @@ PATH=$PWD/$venv/bin:$PATH
 cmake_works || install_requirements cmake
 case $role in
   run) install_requirements build run ;;
-  test) install_requirements build run test lint && fetch_upstream ;;
+  test) install_requirements build run test lint && fetch_upstream && offer_gpu_compiler ;;
   test-debian) install_requirements build run test ;;
 esac
 say "set-up for '$role' is complete"

@@ -2,7 +2,7 @@
 # The test suite in stages, on the environment of tools/setup.sh.
 #
 #   tools/test.sh                all stages
-#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, wheel
+#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, wheel, kernels
 #   tools/test.sh second-torch   set-up, build and the stated subset (pytest's marker second_torch) on Debian's torch
 #
 # PYTEST_ARGS is added to pytest's command line.
@@ -46,6 +46,27 @@ test_wheel() {
   (cd / && PYTHONPATH=$folder "$python" "$OLDPWD/tools/check_installed.py" "$folder")
 }
 
+# The AMD kernels compile, and cost no more registers, spills or bytes than the committed table says.
+test_kernels() {
+  if ! command -v clang++-22 >/dev/null; then
+    echo "skipped: no clang++-22 on this machine, so the AMD kernels were neither compiled nor checked"
+    return
+  fi
+  "$venv/bin/python" tools/build_kernels.py --targets "gfx942;gfx1201" --out build/kernels
+  "$venv/bin/python" tools/kernel_report.py --check build/kernels
+}
+
+# The simulator of AMD GPUs, by its own tests: small kernels compiled for gfx942 and gfx1201 and executed, faults planted.
+test_simulator() {
+  if ! command -v llvm-config-22 >/dev/null || ! command -v clang++-22 >/dev/null; then
+    echo "skipped: no LLVM 22 on this machine, so the simulator was neither built nor tested"
+    return
+  fi
+  cmake -S tools/gfxsim -B build/gfxsim
+  cmake --build build/gfxsim --parallel "$jobs"
+  ctest --test-dir build/gfxsim --output-on-failure -j "$jobs" --no-tests=error
+}
+
 use() {
   venv=$1 build_dir=$2
   PATH=$PWD/$venv/bin:$PATH
@@ -70,6 +91,10 @@ run_stage() {
       stage "support matrix" support_matrix --write
       ;;
     wheel) stage wheel test_wheel ;;
+    kernels)
+      stage "code objects" test_kernels
+      stage simulator test_simulator
+      ;;
     second-torch)
       stage "set-up, second torch" tools/setup.sh test-debian
       use .venv-debian build/dev-debian
@@ -77,7 +102,7 @@ run_stage() {
       stage "Python tests, second torch" test_python -m second_torch
       ;;
     *)
-      echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, wheel, matrix and second-torch" >&2
+      echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, wheel, kernels, matrix and second-torch" >&2
       exit 2
       ;;
   esac
@@ -88,7 +113,7 @@ if [ "$*" != second-torch ]; then
   stage set-up tools/setup.sh test
   use .venv build/dev
 fi
-if [ $# -eq 0 ]; then set -- lint build cpp sanitize python wheel; fi
+if [ $# -eq 0 ]; then set -- lint build cpp sanitize python wheel kernels; fi
 for name in "$@"; do run_stage "$name"; done
 
 printf '\n'

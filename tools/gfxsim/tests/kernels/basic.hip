@@ -15,8 +15,8 @@ GLOBAL THREADS(256) void softmax_row(const float* x, float* y, int n) {
   const int wave = thread() / __builtin_amdgcn_wavefrontsize();
   auto reduce = [&](float value, bool is_max) {
     for (int step = 1; step < int(__builtin_amdgcn_wavefrontsize()); step *= 2) {
-      const float other = __builtin_bit_cast(
-          float, __builtin_amdgcn_ds_bpermute((lane() ^ step) * 4, __builtin_bit_cast(int, value)));
+      const float other =
+          __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute((lane() ^ step) * 4, __builtin_bit_cast(int, value)));
       value = is_max ? __builtin_fmaxf(value, other) : value + other;
     }
     barrier();
@@ -109,7 +109,8 @@ GLOBAL void shuffles(const int* x, int* out) {
   const int swizzled = __builtin_amdgcn_ds_swizzle(v, 0x401F);
   const int votes = __builtin_popcountll(__builtin_amdgcn_ballot_w64(v > fifth));
   int* o = out + 8 * thread();
-  o[0] = quad, o[1] = mirror, o[2] = shifted, o[3] = fifth, o[4] = first, o[5] = swizzled, o[6] = votes, o[7] = quad + v;
+  o[0] = quad, o[1] = mirror, o[2] = shifted, o[3] = fifth, o[4] = first, o[5] = swizzled, o[6] = votes,
+  o[7] = quad + v;
 }
 
 // A matrix transpose through LDS with 16-byte accesses and a two-dimensional launch.
@@ -127,11 +128,13 @@ GLOBAL THREADS(256) void transpose(const float* x, float* y, int rows, int colum
 // What hidden arguments and the launch tell: block counts, group size, grid ids in three dimensions.
 GLOBAL void launch_info(int* out) {
   const auto* hidden = (const __attribute__((address_space(4))) unsigned*)__builtin_amdgcn_implicitarg_ptr();
-  const int x = __builtin_amdgcn_workgroup_id_x(), y = __builtin_amdgcn_workgroup_id_y(), z = __builtin_amdgcn_workgroup_id_z();
+  const int x = __builtin_amdgcn_workgroup_id_x(), y = __builtin_amdgcn_workgroup_id_y(),
+            z = __builtin_amdgcn_workgroup_id_z();
   const unsigned size_xy = hidden[3];
   const int group = x + int(hidden[0]) * (y + int(hidden[1]) * z);
   const int local = __builtin_amdgcn_workitem_id_x() +
-                    int(size_xy & 0xffff) * (__builtin_amdgcn_workitem_id_y() + int(size_xy >> 16) * __builtin_amdgcn_workitem_id_z());
+                    int(size_xy & 0xffff) *
+                        (__builtin_amdgcn_workitem_id_y() + int(size_xy >> 16) * __builtin_amdgcn_workitem_id_z());
   const int size = int(size_xy & 0xffff) * int(size_xy >> 16) * int(hidden[4] & 0xffff);
   out[group * size + local] = group * 1000 + local;
 }

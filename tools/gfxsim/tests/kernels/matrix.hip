@@ -1,4 +1,5 @@
-// One matrix instruction per wave, fragments loaded and stored by the documented layouts, in row-major A (M x K), B (K x N), C (M x N).
+// One matrix instruction per wave, fragments loaded and stored by the documented layouts, in row-major A (M x K), B (K
+// x N), C (M x N).
 #include "device.h"
 
 #if __gfx942__

@@ -1,0 +1,10 @@
+// The matrix engines that this compilation's target has.
+#pragma once
+
+#include "hip/device/engine_fma.h"
+
+#if FA_AMD
+#include "hip/device/engine_amd.h"
+#else
+#include "hip/device/engine_cuda.h"
+#endif

@@ -1,0 +1,58 @@
+// What a launch passes to a kernel: one plain struct by value, filled by csrc/hip/host. Shared by host and device.
+//
+// Values that live in GPU memory (cu_seqlens, rng_state) are read in the kernel and clamped there. Offsets of a (batch,
+// head) are 64-bit.
+#pragma once
+
+#include "core/platform.h"
+
+namespace flash_attn::gpu {
+
+// A (rows, heads, features) tensor per batch element. Strides in elements; the feature stride is 1.
+struct TensorArg {
+  void* data;
+  index_t batch_stride;  // 0 for packed (varlen) tensors
+  index_t row_stride, head_stride;
+};
+
+// What forward and backward have in common.
+struct AttentionArgs {
+  TensorArg q, k, v;  // (B,Sq,H,D) (B,Sk,Hk,D) (B,Sk,Hk,Dv), or packed (Tq,H,D) (Tk,Hk,D) (Tk,Hk,Dv)
+  std::int32_t B, H, Hk, D, Dv;
+  std::int32_t Sq, Sk;               // Lengths; varlen: upper bounds of the sequence lengths.
+  std::int32_t Tq, Tk;               // Rows of packed tensors.
+  const std::int32_t* cu_seqlens_q;  // (B+1), or null: dense
+  const std::int32_t* cu_seqlens_k;
+  float scale_log2;                        // softmax_scale * log2(e); the plain variant needs it positive
+  float softcap_log2;                      // softcap * log2(e), 0: none
+  float inverse_softcap;                   // softmax_scale / softcap
+  std::int32_t window_left, window_right;  // Negative: unbounded. Causal is window_right = 0.
+  const float* alibi_slopes;               // (H) or (B,H), or null
+  std::int32_t alibi_batch_stride;
+  std::uint32_t keep_threshold;   // Dropout: kept iff byte <= threshold.
+  const std::int64_t* rng_state;  // Seed and offset, or null: no dropout
+  float keep_scale;               // 1 / (1 - p)
+  // Every tensor is 16-byte aligned in base, strides and D * size, Dv * size, and 256 rows span less than 2^31 bytes.
+  // The plain variant needs it.
+  std::int32_t regular;
+  std::int32_t tiles;  // Of the longest sequence: blocks per (batch, head).
+};
+
+// Grid: tiles * H * B blocks, and with cu_seqlens H more, which clear the rows outside of all sequences.
+struct ForwardArgs {
+  AttentionArgs attention;
+  TensorArg out;  // (B,Sq,H,Dv) or (Tq,H,Dv)
+  float* lse;     // (B,H,Sq) or (H,Tq), natural log, +inf for a row that sees no key
+};
+
+// Grid: tiles * H * B blocks for backward_delta and backward_dq, tiles * Hk * B for the kernels of dK and dV, and with
+// cu_seqlens H or Hk more. `tiles` counts the kernel's own blocks of queries or keys.
+struct BackwardArgs {
+  AttentionArgs attention;
+  TensorArg dout, out;   // (B,Sq,H,Dv) or (Tq,H,Dv)
+  TensorArg dq, dk, dv;  // as q, k, v
+  const float* lse;      // as forward's; either infinity is a row that sees no key
+  float* delta;          // rowsum(dout * out), as lse: backward_delta writes it, the others read it
+};
+
+}  // namespace flash_attn::gpu

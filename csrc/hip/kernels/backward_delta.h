@@ -1,0 +1,58 @@
+// Backward pass, preprocessing: delta = rowsum(dO * out) in fp32, which is also what callers know as softmax_d.
+#pragma once
+
+#include "hip/kernels/slack.h"
+
+namespace flash_attn::gpu {
+
+// 8 lanes read a row together.
+template <class Plan>
+class BackwardDelta {
+  using T = typename Plan::Engine::Element;
+  static constexpr int kLanes = 8, kRows = Plan::kWaves * Plan::kKeptTiles * Plan::Engine::kTile;
+  static constexpr int kUnit = kUnitElements<T>, kPerWord = 4 / int(sizeof(T));
+
+ public:
+  static constexpr int kLdsBytes = 16;
+
+  FA_DEVICE static void run(const BackwardArgs& args, char*) {
+    const AttentionArgs& a = args.attention;
+    const u32 block = block_index(), unit = block / u32(a.tiles);
+    const int b = int(unit / u32(a.H)), h = int(unit % u32(a.H));
+    if (b == a.B)
+      return for_each_slack_row(a.cu_seqlens_q, a.B, a.Tq, a.Sq, Plan::kThreads, [&](int row, int thread, int) {
+        if (thread == 0) args.delta[index_t(h) * a.Tq + row] = 0;
+      });
+    const Span queries = query_span(a, b);
+    const int first = int(block % u32(a.tiles)) * kRows;
+    if (first >= queries.count) return;
+    const auto dout = rows_of<T>(args.dout, b, h, queries, first, a.Dv, a.regular);
+    const auto out = rows_of<T>(args.out, b, h, queries, first, a.Dv, a.regular);
+    float* const delta = args.delta + lse_offset(a, b, h, queries) + first;
+    for (int row = thread_index() / kLanes; row < kRows; row += Plan::kThreads / kLanes) {
+      float sum = dot(dout, out, row);
+      FA_UNROLL
+      for (int distance = 1; distance < kLanes; distance *= 2) sum += from_lane(sum, lane_index() ^ distance);
+      if (row < dout.count && thread_index() % kLanes == 0) delta[row] = sum;
+    }
+  }
+
+ private:
+  // This lane's part; rows past the end give the last row's.
+  FA_DEVICE static float dot(const Rows<T>& x, const Rows<T>& y, int row) {
+    float sum = 0;
+    for (int feature = thread_index() % kLanes * kUnit; feature < x.features; feature += kLanes * kUnit) {
+      const Unit a = load_padded<true, 4>(x, row, feature), b = load_padded<true, 4>(y, row, feature);
+      FA_UNROLL
+      for (int i = 0; i < kUnit; ++i) {
+        if constexpr (kPerWord == 1)
+          sum = fma(bit_cast<float>(a[i]), bit_cast<float>(b[i]), sum);
+        else
+          sum = fma(widen(T{u16(a[i / 2] >> (16 * (i % 2)))}), widen(T{u16(b[i / 2] >> (16 * (i % 2)))}), sum);
+      }
+    }
+    return sum;
+  }
+};
+
+}  // namespace flash_attn::gpu

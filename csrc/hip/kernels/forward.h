@@ -1,0 +1,151 @@
+// Forward pass: FlashAttention-2, Algorithm 1. A block of waves shares the key tiles; every wave keeps its own queries.
+#pragma once
+
+#include "hip/kernels/dropout.h"
+#include "hip/kernels/slack.h"
+#include "hip/kernels/softmax.h"
+
+namespace flash_attn::gpu {
+
+// Plan: one row of the manifest.
+template <class Plan>
+class Forward {
+  using Engine = typename Plan::Engine;
+  using T = typename Engine::Element;
+  static constexpr int kKept = Plan::kKeptTiles, kWaveRows = kKept * Engine::kTile,
+                       kBlockRows = Plan::kWaves * kWaveRows;
+  static constexpr int kKeys = Plan::kStreamedRows, kThreads = Plan::kWaves * kWave;
+  static constexpr bool kGeneral = Plan::kGeneral;
+  using KTile = RowTile<Engine, kKeys, Plan::kD, kThreads>;
+  using VTile = ColumnTile<Engine, kKeys, Plan::kDv, kThreads>;
+  using Q = KeptRows<Engine, kKept, Plan::kD>;
+  using Scores = ScoreTiles<Engine, kKept, kKeys / Engine::kTile>;
+  using Output = OutputTiles<Engine, kKept, Plan::kDv / Engine::kTile>;
+
+ public:
+  static constexpr int kLdsBytes = KTile::kBytes + VTile::kBytes + Plan::kWaves * Q::kBytesPerWave;
+
+  FA_DEVICE static void run(const ForwardArgs& args, char* lds) {
+    const AttentionArgs& a = args.attention;
+    const u32 block = block_index(), unit = block / u32(a.tiles);
+    const int b = int(unit / u32(a.H)), h = int(unit % u32(a.H));
+    if (b == a.B) return clear_slack(args, h);
+    const Span queries = query_span(a, b), keys = key_span(a, b);
+    // Late queries see most keys under a causal mask: their blocks start first.
+    const int first = (a.tiles - 1 - int(block % u32(a.tiles))) * kBlockRows;
+    if (first < queries.count) Forward(args, lds, b, h, queries, keys, first).attend();
+  }
+
+ private:
+  FA_DEVICE Forward(const ForwardArgs& args, char* lds, int b, int h, Span queries, Span keys, int block_row)
+      : args_(args),
+        a_(args.attention),
+        b_(b),
+        h_(h),
+        queries_(queries),
+        keys_(keys),
+        block_row_(block_row),
+        first_(block_row + wave_index() * kWaveRows),
+        rule_(score_rule(a_, b, h, queries.count, keys.count)),
+        regular_(!kGeneral || a_.regular),
+        k_(lds),
+        v_(lds + KTile::kBytes),
+        q_(lds + KTile::kBytes + VTile::kBytes) {}
+
+  FA_DEVICE void attend() {
+    const Range block_keys = rule_.visible_keys(Range{block_row_, min_of(block_row_ + kBlockRows, queries_.count)});
+    const int begin = int(block_keys.begin) / kKeys, end = int(ceil_div(block_keys.end, kKeys));
+    const Range all = keys_that_all_see();
+    const DropoutRule dropout = kGeneral ? dropout_rule(a_) : DropoutRule{};
+    o_.clear();
+    softmax_.clear();
+    if (begin < end) {
+      q_.template fetch<kGeneral>(
+          rows_of<T>(a_.q, b_, h_, queries_, min_of(first_, queries_.count - 1), a_.D, regular_));
+      k_.template fetch<kGeneral>(k_rows(begin));
+      k_.commit();
+      barrier();
+    }
+    for (int tile = begin; tile < end; ++tile) {
+      v_.template fetch<kGeneral>(v_rows(tile));
+      Scores s;
+      s.clear();
+      s.template add_products<Plan::kD>(k_, q_);
+      const float unit = transform(s, tile);
+      const int first_key = tile * kKeys;
+      if (!(all.begin <= first_key && first_key + kKeys <= all.end))
+        s.mask(first_key, [&](int row) { return rule_.visible_keys(first_ + row); }, -kInf);
+      softmax_.step(s, o_, unit);
+      if (kGeneral && dropout.active) drop(s, dropout, first_key);
+      v_.commit();
+      barrier();  // V is there, K has been read.
+      k_.template fetch<kGeneral>(k_rows(min_of(tile + 1, end - 1)));
+      o_.add_products(s, v_);
+      k_.commit();
+      barrier();  // K is there, V has been read.
+    }
+    write(dropout.active ? a_.keep_scale : 1.0f);
+  }
+
+  FA_DEVICE Rows<T> k_rows(int tile) const {
+    return rows_of<T>(a_.k, b_, h_ / (a_.H / a_.Hk), keys_, tile * kKeys, a_.D, regular_);
+  }
+  FA_DEVICE Rows<T> v_rows(int tile) const {
+    return rows_of<T>(a_.v, b_, h_ / (a_.H / a_.Hk), keys_, tile * kKeys, a_.Dv, regular_);
+  }
+
+  // Keys that every query of the wave sees: their tiles need no mask.
+  FA_DEVICE Range keys_that_all_see() const {
+    const int last = min_of(first_ + kWaveRows, queries_.count) - 1;
+    return {rule_.visible_keys(last).begin, rule_.visible_keys(first_).end};
+  }
+
+  // Dot products to scores. Returns what they still have to be multiplied with.
+  FA_DEVICE float transform(Scores& s, int tile) const {
+    if (!kGeneral) return rule_.scale_log2;
+    const int diagonal = first_ + int(rule_.Sk - rule_.Sq) - tile * kKeys;
+    s.update(
+        [&](float dot, int query, int key) { return rule_.logit(Score(dot), Score(float(diagonal + query - key))).x; });
+    return 1.0f;
+  }
+
+  FA_DEVICE void drop(Scores& s, const DropoutRule& rule, int first_key) const {
+    drop_streamed_keys(s, rule, b_, h_, first_, first_key);
+  }
+
+  FA_DEVICE void write(float keep_scale) {
+    softmax_.finish();
+    float* const lse = args_.lse + lse_offset(a_, b_, h_, queries_);
+    FA_UNROLL
+    for (int kept = 0; kept < kKept; ++kept) FA_UNROLL
+    for (int slot = 0; slot < Engine::kKeptPerLane; ++slot) {
+      o_.scale(kept, slot, softmax_.factor(kept, slot) * keep_scale);
+      const int row = first_ + kept * Engine::kTile + Engine::kept_of_slot(slot) + Engine::kept_of_lane();
+      if (row < queries_.count && Engine::streamed_of_lane() == 0) lse[row] = softmax_.lse(kept, slot);
+    }
+    o_.write(rows_of<T>(args_.out, b_, h_, queries_, first_, a_.Dv, regular_));
+  }
+
+  FA_DEVICE static void clear_slack(const ForwardArgs& args, int h) {
+    const AttentionArgs& a = args.attention;
+    for_each_slack_row(a.cu_seqlens_q, a.B, a.Tq, a.Sq, kThreads, [&](int row, int thread, int threads) {
+      clear_row<T>(args.out, row, h, a.Dv, thread, threads);
+      if (thread == 0) args.lse[index_t(h) * a.Tq + row] = kInf;
+    });
+  }
+
+  const ForwardArgs& args_;
+  const AttentionArgs& a_;
+  int b_, h_;
+  Span queries_, keys_;
+  int block_row_, first_;  // of the block, of the wave
+  ScoreRule<float> rule_;
+  bool regular_;
+  KTile k_;
+  VTile v_;
+  Q q_;
+  Output o_;
+  OnlineSoftmax<Engine, kKept> softmax_;
+};
+
+}  // namespace flash_attn::gpu

@@ -1,0 +1,77 @@
+// Runs a forward kernel on one case and compares with the double precision reference.
+#pragma once
+
+#include "kernel_run.h"
+
+namespace flash_attn::testing {
+
+class ForwardCheck : KernelRun {
+ public:
+  using KernelRun::KernelRun;
+
+  // The larger of the errors of out and lse over the tolerance; above 1 is wrong.
+  double run(gpu::Variant variant) {
+    launch(variant, 1);
+    double error = 0;
+    const Shape& s = c_.shape;
+    for_each_reference([&](const Reference& r, std::int64_t b, std::int64_t count, std::int64_t row, std::int64_t,
+                           std::int64_t Sq, std::int64_t) {
+      const std::int64_t width = s.H * s.Dv;
+      error = worse(error, difference(out_, row * width, r.out, b * Sq * width, count * Sq * width));
+      error = worse(error, lse_difference(r, b, count, row, Sq));
+    });
+    if (!c_.varlen()) return error;
+    for (std::int64_t t = cu_q_.back(); t < Tq_; ++t)
+      for (std::int64_t h = 0; h < s.H; ++h) {
+        for (std::int64_t d = 0; d < s.Dv; ++d)
+          if (out_.get((t * s.H + h) * s.Dv + d) != 0) error = 1e9;
+        if (lse_.get(h * Tq_ + t) != std::numeric_limits<double>::infinity()) error = 1e9;
+      }
+    return error;
+  }
+
+  float milliseconds(gpu::Variant variant, int repeats) {
+    launch(variant, 3);
+    return launch(variant, repeats);
+  }
+
+  const char* kernel(gpu::Variant variant) const { return row(variant).name; }
+
+ private:
+  const gpu::KernelRow& row(gpu::Variant variant) const {
+    return find_kernel(gpu::Family::forward, device_.target(), dtype_, c_.shape.D, c_.shape.Dv, variant);
+  }
+
+  float launch(gpu::Variant variant, int repeats) {
+    const gpu::KernelRow& kernel = row(variant);
+    const Inputs inputs(*this);
+    GuardedBuffer out(device_, out_.bytes().size() - 1, inputs.shift), lse(device_, lse_.bytes().size() - 1);
+    out.fill(nullptr), lse.fill(nullptr);
+    gpu::ForwardArgs args{};
+    gpu::AttentionArgs& a = args.attention = arguments(inputs);
+    a.tiles = int(max_of<index_t>(1, ceil_div(c_.shape.Sq, kernel.block_rows())));
+    args.out = tensor(out, c_.shape.Sq, c_.shape.H, c_.shape.Dv);
+    args.lse = reinterpret_cast<float*>(lse.data());
+    const unsigned blocks = unsigned(a.tiles * a.H * (a.B + (c_.varlen() ? 1 : 0)));
+    const float ms = device_.launch(kernel, blocks, &args, sizeof(args), repeats);
+    out.fetch(const_cast<char*>(out_.bytes().data()));
+    lse.fetch(const_cast<char*>(lse_.bytes().data()));
+    return ms;
+  }
+
+  double lse_difference(const Reference& r, std::int64_t b, std::int64_t count, std::int64_t first_row,
+                        std::int64_t Sq) const {
+    const std::int64_t H = c_.shape.H;
+    double error = 0;
+    for (std::int64_t e = 0; e < count; ++e)
+      for (std::int64_t h = 0; h < H; ++h)
+        for (std::int64_t i = 0; i < Sq; ++i) {
+          const double expected = r.lse[((b + e) * H + h) * Sq + i];
+          const double got = lse_.get(c_.varlen() ? h * Tq_ + first_row + i : (e * H + h) * Sq + i);
+          if (got != expected) error = worse(error, std::abs(got - expected) / (1 + std::abs(expected)) / 2e-5);
+        }
+    return error;
+  }
+};
+
+}  // namespace flash_attn::testing

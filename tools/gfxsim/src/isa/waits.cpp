@@ -1,0 +1,56 @@
+// Waits for memory. gfx9: vmcnt covers loads and stores, lgkmcnt LDS and scalar loads. gfx12: one counter each.
+#include "waits.h"
+
+#include "opcode_table.h"
+
+namespace gfxsim {
+namespace {
+
+void wait_lgkm(Wave& wave, std::uint32_t count) {
+  wait_for(wave, kLds, count);
+  wait_for(wave, kScalarLoads, count);
+}
+// Flat accesses return in no order, so only a wait for everything covers them. (Those that reach LDS, which would need
+// the other counter too, are not modelled.)
+void wait_loads(Wave& wave, std::uint32_t count) {
+  wait_for(wave, kLoads, count);
+  if (count == 0) wait_for(wave, kFlat, 0);
+}
+
+void run_waitcnt(Wave& wave, const Op& op) {
+  if (op.offset0 != kNoWait) wait_loads(wave, std::uint32_t(op.offset0));
+  if (op.offset1 != kNoWait) wait_lgkm(wave, std::uint32_t(op.offset1));
+}
+
+void run_wait_loads(Wave& wave, const Op& op) { wait_loads(wave, std::uint32_t(op.offset0)); }
+void run_wait_lds(Wave& wave, const Op& op) { wait_for(wave, kLds, std::uint32_t(op.offset0)); }
+void run_wait_stores(Wave& wave, const Op& op) { wait_for(wave, kStores, std::uint32_t(op.offset0)); }
+void run_wait_scalar(Wave& wave, const Op& op) { wait_for(wave, kScalarLoads, std::uint32_t(op.offset0)); }
+void run_wait_loads_lds(Wave& wave, const Op& op) {
+  wait_loads(wave, std::uint32_t(op.offset0) >> 8 & 63);
+  wait_for(wave, kLds, std::uint32_t(op.offset0) & 63);
+}
+void run_wait_stores_lds(Wave& wave, const Op& op) {
+  wait_for(wave, kStores, std::uint32_t(op.offset0) >> 8 & 63);
+  wait_for(wave, kLds, std::uint32_t(op.offset0) & 63);
+}
+void run_nothing(Wave&, const Op&) {}
+
+}  // namespace
+
+void add_waits(OpcodeTable& t) {
+  const auto add = [&](const char* name, Handler run) {
+    t.add({name}, {"", run, Class::wait, 0, Literal::b32, kNoOperands});
+  };
+  add("s_waitcnt", run_waitcnt);
+  add("s_wait_loadcnt", run_wait_loads);
+  add("s_wait_storecnt", run_wait_stores);
+  add("s_wait_dscnt", run_wait_lds);
+  add("s_wait_kmcnt", run_wait_scalar);
+  add("s_wait_loadcnt_dscnt", run_wait_loads_lds);
+  add("s_wait_storecnt_dscnt", run_wait_stores_lds);
+  // Nothing that is modelled counts on these.
+  for (const char* name : {"s_wait_samplecnt", "s_wait_bvhcnt", "s_wait_expcnt", "s_wait_xcnt"}) add(name, run_nothing);
+}
+
+}  // namespace gfxsim

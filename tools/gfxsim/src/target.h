@@ -1,0 +1,25 @@
+// What differs between targets, beyond the opcodes themselves.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace gfxsim {
+
+struct Target {
+  std::string name;
+  int generation = 9;              // 9: CDNA, 12: RDNA4
+  bool separate_counters = false;  // loadcnt, storecnt, dscnt, kmcnt instead of vmcnt, lgkmcnt
+  bool keeps_high_half = false;    // 16-bit results leave the other half of their register alone
+  bool groups_in_ttmp = false;     // workgroup ids in ttmp9 and ttmp7
+  int lds_banks = 32;
+};
+
+/// Throws Error naming the targets there are.
+const Target& find_target(std::string_view name);
+
+constexpr std::uint64_t kSharedAperture = std::uint64_t(0x10000) << 32;
+constexpr std::uint64_t kPrivateAperture = std::uint64_t(0x20000) << 32;
+
+}  // namespace gfxsim

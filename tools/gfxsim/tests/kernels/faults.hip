@@ -1,0 +1,109 @@
+// Kernels with one bug each, which the simulator must find.
+#include "device.h"
+
+GLOBAL void reads_past_end(const float* x, float* out, int n) {
+  const int i = block() * 256 + thread();
+  if (i <= n) out[i] = i < n ? x[i] : x[i + 1];
+}
+
+// No barrier between the write of one wave and the read of another.
+GLOBAL THREADS(256) void misses_barrier(const float* x, float* out) {
+  SHARED float tile[256];
+  tile[thread()] = x[thread()];
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_wave_barrier();
+  out[thread()] = tile[255 - thread()];
+}
+
+// A barrier, but the next iteration's write may overtake this iteration's reads.
+GLOBAL THREADS(256) void misses_second_barrier(const float* x, float* out) {
+  SHARED float tile[256];
+  float sum = 0;
+  for (int i = 0; i < 4; ++i) {
+    tile[thread()] = x[thread() + i];
+    barrier();
+    sum += tile[255 - thread()];
+  }
+  out[thread()] = sum;
+}
+
+// The barrier is there, the wait for the LDS write before it is not.
+GLOBAL THREADS(256) void misses_lds_wait(const float* x, float* out) {
+  SHARED float tile[256];
+  tile[thread()] = x[thread()];
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+  out[thread()] = tile[255 - thread()];
+}
+
+GLOBAL THREADS(256) void reads_unwritten_lds(float* out) {
+  SHARED float tile[256];
+  if (thread() < 200) tile[thread()] = 1.0f;
+  barrier();
+  out[thread()] = tile[thread()];
+}
+
+GLOBAL THREADS(256) void writes_past_lds(float* out, int at) {
+  extern SHARED float tile[];
+  tile[thread() + at] = 1.0f;
+  barrier();
+  out[thread()] = tile[thread()];
+}
+
+GLOBAL void uses_load_too_early(const float* x, float* out) {
+  float value, result;
+  const float* from = x + thread();
+#if __GFX9__
+  asm volatile("global_load_dword %0, %1, off\n\tv_add_f32 %0, 1.0, %0\n\ts_waitcnt vmcnt(0)"
+               : "=&v"(value)
+               : "v"(from));
+#else
+  asm volatile("global_load_b32 %0, %1, off\n\tv_add_f32 %0, 1.0, %0\n\ts_wait_loadcnt 0" : "=&v"(value) : "v"(from));
+#endif
+  result = value;
+  out[thread()] = result;
+}
+
+GLOBAL void stores_unwritten_register(float* out) {
+  float value;
+  asm volatile("" : "=v"(value));
+  out[thread()] = value;
+}
+
+GLOBAL void branches_on_unwritten_register(float* out) {
+  int value;
+  asm volatile("" : "=v"(value));
+  if (value > 3) out[thread()] = 1.0f;
+}
+
+GLOBAL THREADS(256) void diverges_at_barrier(const int* x, int* out) {
+  SHARED int tile[256];
+  tile[thread()] = x[thread()];
+  if (x[thread()] > 0) {
+    barrier();
+    out[thread()] = tile[255 - thread()];
+  }
+}
+
+// One wave leaves before the barrier.
+GLOBAL THREADS(256) void leaves_before_barrier(int* out) {
+  if (__builtin_amdgcn_readfirstlane(thread()) >= 192) return;
+  __builtin_amdgcn_s_barrier();
+  out[thread()] = 1;
+}
+
+GLOBAL void never_ends(int* out) {
+  volatile int* flag = out;
+  while (*flag == 0) {
+  }
+}
+
+GLOBAL void unknown_instruction(unsigned* out) {
+  unsigned value;
+#if __GFX9__
+  asm volatile("v_cubeid_f32 %0, 1.0, 2.0, %1" : "=v"(value) : "v"(thread()));
+#else
+  asm volatile("v_sad_u8 %0, 1, 2, %1" : "=v"(value) : "v"(thread()));
+#endif
+  out[thread()] = value;
+}
