@@ -1,4 +1,5 @@
-// The little of HIP that the test kernels need, over compiler builtins: they compile without any ROCm header or library.
+// The little of HIP that the test kernels need, over compiler builtins: they compile without any ROCm header or
+// library.
 #pragma once
 
 #define GLOBAL extern "C" __attribute__((global))
