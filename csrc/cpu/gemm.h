@@ -68,21 +68,24 @@ struct StripA {
 };
 
 // Steps that are summed by themselves before they join C: a running fp32 sum over a thousand keys would round more than
-// plain matrix products do.
+// plain matrix products do. Sums begin at multiples of this many steps of B, wherever the product begins, so that
+// leading zeros of A change no bit of C.
 inline constexpr index_t kStepsPerSum = 64;
 
 template <class Target, int N>
-FA_INLINE void multiply_panel(index_t steps, StripA<typename Target::Elem> a, const typename Target::Elem* b,
-                              typename Target::Real* c, index_t c_stride, bool accumulate) {
+FA_INLINE void multiply_panel(index_t first_step, index_t last_step, StripA<typename Target::Elem> a,
+                              const typename Target::Elem* b, typename Target::Real* c, index_t c_stride,
+                              bool accumulate) {
   using Format = typename Target::Format;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   constexpr int MR = Target::kRows, W = Simd::W;
-  for (; steps > 0; steps -= kStepsPerSum, accumulate = true) {
+  for (index_t step = first_step; step < last_step; accumulate = true) {
+    const index_t end = min_of(last_step, (step / kStepsPerSum + 1) * kStepsPerSum);
     V sum[MR][N];
     for (int r = 0; r < MR; ++r)
       for (int n = 0; n < N; ++n) sum[r][n] = V(typename Target::Real(0));
-    for (index_t step = min_of(steps, kStepsPerSum); step > 0; --step) {
+    for (; step < end; ++step) {
       decltype(Format::load(b)) column[N];
       for (int n = 0; n < N; ++n) column[n] = Format::load(b + n * W * Format::kStep);
       for (int r = 0; r < MR; ++r) {
@@ -111,7 +114,6 @@ struct Panels {
   Elem* data;
   index_t depth, columns;
 
-  static index_t size(index_t depth, index_t columns) { return depth * columns; }
   FA_INLINE index_t width(index_t panel) const {
     return min_of<index_t>(Target::kPanel, columns - panel * Target::kPanel);
   }
@@ -124,19 +126,21 @@ template <class Target>
 void multiply_strip(StripA<typename Target::Elem> a, const Panels<Target>& b, index_t k_begin, index_t k_end,
                     index_t first, index_t last, typename Target::Real* c, index_t c_stride, bool accumulate) {
   constexpr int kStep = Target::Format::kStep;
-  const index_t steps = (k_end - k_begin) / kStep;
+  const index_t from = k_begin / kStep, to = k_end / kStep;
   for (index_t panel = first; panel < last; ++panel) {
     const index_t width = b.width(panel);
     const auto* data = b.panel(panel) + k_begin * width;
     auto* out = c + panel * Target::kPanel;
     switch (width / Target::Simd::W) {
-      case 1: multiply_panel<Target, 1>(steps, a, data, out, c_stride, accumulate); break;
-      case 2: multiply_panel<Target, 2>(steps, a, data, out, c_stride, accumulate); break;
+      case 1: multiply_panel<Target, 1>(from, to, a, data, out, c_stride, accumulate); break;
+      case 2: multiply_panel<Target, 2>(from, to, a, data, out, c_stride, accumulate); break;
       case 3:
-        if constexpr (Target::kPanelVectors >= 3) multiply_panel<Target, 3>(steps, a, data, out, c_stride, accumulate);
+        if constexpr (Target::kPanelVectors >= 3)
+          multiply_panel<Target, 3>(from, to, a, data, out, c_stride, accumulate);
         break;
       default:
-        if constexpr (Target::kPanelVectors >= 4) multiply_panel<Target, 4>(steps, a, data, out, c_stride, accumulate);
+        if constexpr (Target::kPanelVectors >= 4)
+          multiply_panel<Target, 4>(from, to, a, data, out, c_stride, accumulate);
     }
   }
 }

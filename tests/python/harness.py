@@ -74,7 +74,10 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
         rows, keys = ((sum(side) + extra,) for side, extra in zip(zip(*case.lengths), case.slack))
     else:
         rows, keys = (case.B, Sq), (case.B, Sk)
-    q = randn(*rows, case.H, case.D) * (case.softcap if case.softcap else 1.0)
+    q = randn(*rows, case.H, case.D)
+    if case.softcap:
+        # Scores of the cap's size, where it bends most.
+        q *= case.softcap / (1.0 if case.scale is None else case.scale * case.D**0.5)
     k, v = randn(*keys, case.Hk, case.D), randn(*keys, case.Hk, case.head_dim_v)
     dout = strided(randn(*rows, case.H, case.head_dim_v), case.strides)
     if case.packing == "separate":
@@ -178,7 +181,8 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result) -> Di
     """What the arithmetic of a tiled kernel adds to the contract's multiples of E_pt, in units of its own rounding u.
 
     These matter to fp32 and fp64, and to calls where E_pt is 0: for fp16 and bf16, u is 2^-13 or 2^-16 of E_pt's scale.
-    - No result is better than two roundings of itself: even with one visible key, P = exp(s - m) / l is not exactly 1.
+    - An output carries about four roundings of its own size: of exp(s - m), of l, of 1 / l and of their product. Even
+      with one visible key P is not exactly 1.
     - Backward recomputes P from the rounded LSE, so each P carries a relative error of about 2 u |LSE|, alike in a row.
     - With one visible key dS = dP - D vanishes and so does E_pt; a kernel sums dP = dO.V and D = rowsum(dO * O) in
       different orders, which leaves 2 sqrt(Dv) roundings in each dS, of which a row of dK sums one per query. Here O is
@@ -187,7 +191,7 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result) -> Di
     case, u = inputs.case, UNIT_ROUNDOFF[inputs.case.dtype]
     lse = ref.lse[torch.isfinite(ref.lse)]
     recomputed = 2 * u * (1 + largest(lse))
-    floors = {"out": 2 * u * largest(ref.out)}
+    floors = {"out": 4 * u * largest(ref.out)}
     floors.update({name: recomputed * largest(grad) for name, grad in zip(("dq", "dk", "dv"), ref.grads)})
     scale = case.D**-0.5 if case.scale is None else case.scale
     u_out = torch.finfo(inputs.dout.dtype).eps / 2 if case.dropout_p else u
