@@ -159,7 +159,7 @@ install_requirements() {
       # shellcheck disable=SC2046
       [ "$("$venv/bin/python" -c 'import sys; print(sys.base_prefix)')" = /usr ] && [ -n "$(debian_packages_for "$name")" ] &&
         apt_install $(debian_packages_for "$name") || die "requirements/$name.txt could not be installed"
-      say "taken from Debian instead; what it has no package of is missing (einops, which only flash_attn.bert_padding uses)"
+      say "taken from Debian instead$([ "$name" != run ] || echo "; without einops, which only flash_attn.bert_padding uses")"
     fi
     echo "$key" >"$stamp"
   done
