@@ -11,7 +11,7 @@ import pytest
 import torch
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "attention.py"
-needs_sdpa = pytest.mark.requires_torch(2, 0, reason="the peer is torch's scaled_dot_product_attention")
+needs_sdpa = pytest.mark.requires_torch(2, 0, "the peer is torch's scaled_dot_product_attention")
 
 
 def benchmark(*arguments, status=0):
