@@ -35,28 +35,6 @@ Dim3 dimensions(const std::string& option, const std::string& text) {
   return out;
 }
 
-Schedule schedule(const std::string& text) {
-  if (text == "in-order") return Schedule::in_order;
-  if (text == "round-robin") return Schedule::round_robin;
-  if (text == "random") return Schedule::random;
-  throw Error("--schedule takes in-order, round-robin or random, not '" + text + "'");
-}
-
-unsigned checks(const std::string& text) {
-  const std::map<std::string, unsigned> names = {
-      {"all", kCheckAll},     {"none", kCheckNone},         {"undefined", kCheckUndefined},   {"races", kCheckRaces},
-      {"waits", kCheckWaits}, {"barriers", kCheckBarriers}, {"unit-checks", kCheckUnitChecks}};
-  unsigned out = 0;
-  for (const std::string& name : split(text, ',')) {
-    const auto found = names.find(name);
-    if (found == names.end())
-      throw Error("--check takes all, none, or some of undefined, races, waits, barriers and unit-checks, not '" +
-                  name + "'");
-    out |= found->second;
-  }
-  return out;
-}
-
 }  // namespace
 
 Options parse_options(const std::vector<std::string>& words) {
@@ -69,9 +47,9 @@ Options parse_options(const std::vector<std::string>& words) {
       {"--block", [&](const std::string& v) { out.block = dimensions("--block", v); }},
       {"--lds", [&](const std::string& v) { out.lds = std::uint32_t(number("--lds", v)); }},
       {"--arg", [&](const std::string& v) { out.arguments.push_back(v); }},
-      {"--schedule", [&](const std::string& v) { out.launch.schedule = schedule(v); }},
+      {"--schedule", [&](const std::string& v) { out.launch.schedule = parse_schedule(v); }},
       {"--seed", [&](const std::string& v) { out.launch.seed = number("--seed", v); }},
-      {"--check", [&](const std::string& v) { out.launch.checks = checks(v); }},
+      {"--check", [&](const std::string& v) { out.launch.checks = parse_checks(v); }},
       {"--threads", [&](const std::string& v) { out.launch.threads = int(number("--threads", v)); }},
       {"--nop-at", [&](const std::string& v) { out.launch.nop_at = number("--nop-at", v); }},
       {"--max-instructions",

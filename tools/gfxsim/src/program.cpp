@@ -69,7 +69,7 @@ void read_kernels(const ElfFile& elf, Program& program) {
   const std::string target = metadata["amdhsa.target"].text;
   const std::string wanted = "amdgcn-amd-amdhsa--" + program.target->name;
   if (target.compare(0, wanted.size(), wanted) != 0 || (target.size() > wanted.size() && target[wanted.size()] != ':'))
-    throw Error("the code object is for '" + target + "', the device is " + program.target->name);
+    throw WrongTarget("the code object is for '" + target + "', the device is " + program.target->name);
   for (const Value& value : metadata["amdhsa.kernels"].list) {
     Kernel kernel;
     kernel.info = read_info(value);

@@ -6,7 +6,7 @@
 namespace gfxsim {
 namespace {
 
-constexpr std::uint32_t kMaxLdsBytes = 160 * 1024, kMaxThreads = 1024;
+constexpr std::uint32_t kMaxThreads = 1024;
 
 // Bits of the kernel descriptor.
 constexpr unsigned kPrivateBuffer = 1, kDispatchPointer = 2, kQueuePointer = 4, kKernargPointer = 8, kDispatchId = 16,
@@ -156,7 +156,7 @@ Launch prepare_launch(const Program& program, const Kernel& kernel, Dim3 grid, D
   if (threads == 0 || threads > std::min(kMaxThreads, kernel.info.max_workgroup_size))
     throw Error(name + std::to_string(threads) + " work-items in a workgroup; it was compiled for 1 to " +
                 std::to_string(kernel.info.max_workgroup_size));
-  const std::uint32_t max_lds = program.target->name == "gfx950" ? kMaxLdsBytes : 64 * 1024;
+  const std::uint32_t max_lds = program.target->lds_bytes;
   if (kernel.info.lds_bytes + std::uint64_t(dynamic_lds) > max_lds)
     throw Error(name + std::to_string(kernel.info.lds_bytes + std::uint64_t(dynamic_lds)) + " bytes of LDS; " +
                 program.target->name + " has " + std::to_string(max_lds));

@@ -14,6 +14,7 @@ struct Target {
   bool keeps_high_half = false;    // 16-bit results leave the other half of their register alone
   bool groups_in_ttmp = false;     // workgroup ids in ttmp9 and ttmp7
   int lds_banks = 32;
+  std::uint32_t lds_bytes = 64 * 1024;  // of a workgroup
 };
 
 /// Throws Error naming the targets there are.

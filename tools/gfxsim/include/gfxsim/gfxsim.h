@@ -28,6 +28,12 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// A code object of another target than the device's.
+class WrongTarget : public Error {
+ public:
+  using Error::Error;
+};
+
 struct Dim3 {
   std::uint32_t x = 1, y = 1, z = 1;
   std::uint64_t count() const { return std::uint64_t(x) * y * z; }
@@ -50,6 +56,11 @@ enum Check : unsigned {
   kCheckNone = 0,
   kCheckAll = 31,
 };
+
+/// "in-order", "round-robin" or "random". Throws Error.
+Schedule parse_schedule(std::string_view name);
+/// "all", "none", or some of "undefined,races,waits,barriers,unit-checks". Throws Error.
+unsigned parse_checks(std::string_view names);
 
 struct LaunchOptions {
   Schedule schedule = Schedule::in_order;
