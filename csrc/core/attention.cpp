@@ -38,8 +38,11 @@ const Backend& choose_backend(const Problem& problem, std::vector<std::string>* 
     case Device::cpu:
       if (reasons) reasons->push_back("the tensors are on the CPU, so the CPU backend computes them");
       return cpu_backend();
+    case Device::gpu:
+      if (reasons) reasons->push_back("the tensors are on a GPU, so the GPU backend computes them");
+      return gpu_backend();
   }
-  throw NotSupported("flash_attn: no backend of this build computes on that device; available: cpu");
+  throw NotSupported("flash_attn: no backend of this build computes on that device; available: cpu, gpu");
 }
 
 void attention_forward(const ForwardArgs& args, const Executor& executor) {
@@ -52,11 +55,11 @@ void attention_backward(const BackwardArgs& args, const Executor& executor) {
   choose_backend(problem.problem, nullptr).backward(problem, executor);
 }
 
-Explanation explain(const AttentionProblem& request, Pass pass) {
+Explanation explain(const AttentionProblem& request, Pass pass, const Executor& executor) {
   const Problem problem = validate(request);
   std::vector<std::string> reasons;
   const Backend& backend = choose_backend(problem, &reasons);
-  Explanation explanation = backend.explain(problem, pass);
+  Explanation explanation = backend.explain(problem, pass, executor);
   explanation.reasons.insert(explanation.reasons.begin(), reasons.begin(), reasons.end());
   return explanation;
 }

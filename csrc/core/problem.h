@@ -37,7 +37,8 @@ struct Problem {
   index_t window_left = -1, window_right = -1;  // Causal is folded in.
   const float* alibi_slopes = nullptr;
   index_t alibi_batch_stride = 0;
-  DropoutRule dropout;
+  DropoutRule dropout;                      // On a GPU without the subkey: rng_state is in its memory.
+  const std::int64_t* rng_state = nullptr;  // Seed and offset; null without dropout.
 
   FA_INLINE index_t group() const { return H / Hk; }
 

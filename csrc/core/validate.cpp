@@ -180,8 +180,10 @@ void resolve_varlen(const AttentionProblem& r, Problem& p) {
   if (r.max_seqlen_k < 0) fail("max_seqlen_k must not be negative, got ", r.max_seqlen_k);
   p.Sq = r.max_seqlen_q;
   p.Sk = r.max_seqlen_k;
-  check_lengths("cu_seqlens_q", r.cu_seqlens_q, p.Tq, "q", p.Sq, "max_seqlen_q");
-  check_lengths("cu_seqlens_k", r.cu_seqlens_k, p.Tk, "k", p.Sk, "max_seqlen_k");
+  if (p.device == Device::cpu) {
+    check_lengths("cu_seqlens_q", r.cu_seqlens_q, p.Tq, "q", p.Sq, "max_seqlen_q");
+    check_lengths("cu_seqlens_k", r.cu_seqlens_k, p.Tk, "k", p.Sk, "max_seqlen_k");
+  }
   p.cu_seqlens_q = static_cast<const std::int32_t*>(r.cu_seqlens_q.data);
   p.cu_seqlens_k = static_cast<const std::int32_t*>(r.cu_seqlens_k.data);
 }
@@ -206,8 +208,9 @@ void resolve_dropout(const AttentionProblem& r, Problem& p) {
   check_dtype("rng_state", state, DType::i64, "");
   check_shape("rng_state", state, {2}, "(2,)");
   check_contiguous("rng_state", state);
-  const auto* words = static_cast<const std::int64_t*>(state.data);
-  p.dropout = make_dropout(r.dropout_p, words[0], words[1]);
+  p.rng_state = static_cast<const std::int64_t*>(state.data);
+  const bool readable = p.device == Device::cpu;
+  p.dropout = make_dropout(r.dropout_p, readable ? p.rng_state[0] : 0, readable ? p.rng_state[1] : 0);
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ class CpuBackend final : public Backend {
  public:
   const char* name() const override { return "cpu"; }
 
-  Explanation explain(const Problem& p, Pass pass) const override {
+  Explanation explain(const Problem& p, Pass pass, const Executor&) const override {
     Explanation e;
     const Kernels& kernels = choose_kernels(p, &e.reasons);
     const bool forward = pass == Pass::forward;

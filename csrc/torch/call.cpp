@@ -164,7 +164,7 @@ ForwardResult forward(const Call& call, const at::Tensor& out) {
   args.out = view(result.out, "out", device);
   args.lse = view(result.softmax_lse, "softmax_lse", device);
   if (call.return_softmax && call.dropout_p > 0) args.s_dmask = view(result.s_dmask, "S_dmask", device);
-  calling_core([&] { attention_forward(args, torch_executor()); });
+  calling_core([&] { attention_forward(args, executor_for(device)); });
   mark_written(out);
   return result;
 }
@@ -189,7 +189,7 @@ at::Tensor backward(const Call& call, const Saved& saved, Gradients& grads) {
   args.dv = operand(destination(grads.dv, call.v), "dv", "(B, Sk, Hk, Dv)", "(Tk, Hk, Dv)");
   const auto softmax_d = allocate_softmax_d(call);
   args.softmax_d = view(softmax_d, "softmax_d", device);
-  calling_core([&] { attention_backward(args, torch_executor()); });
+  calling_core([&] { attention_backward(args, executor_for(device)); });
   for (const auto* grad : {&grads.dq, &grads.dk, &grads.dv}) mark_written(*grad);
   return softmax_d;
 }
@@ -200,7 +200,7 @@ at::Tensor reported_rng_state(const Call& call) {
 
 Explanation explain(Call call, Pass pass) {
   call.rng_state = reported_rng_state(call);
-  return calling_core([&] { return flash_attn::explain(problem_of(call), pass); });
+  return calling_core([&] { return flash_attn::explain(problem_of(call), pass, executor_for(call.q.device())); });
 }
 
 void check_return_softmax(const Call& call) {

@@ -7,6 +7,7 @@
 #include <torch/version.h>
 
 #include "call.h"
+#include "devices.h"
 
 namespace flash_attn::torch_binding {
 namespace {
@@ -195,6 +196,7 @@ PYBIND11_MODULE(flash_attn_2_cuda, m) {
         "Debug switch: use that instruction set; \"\" returns to the best.", arg("name"));
   m.def("_cpu_isas", &cpu_instruction_sets,
         "CPU instruction sets of this build that this machine executes, best first.");
+  define_gpu_functions(m);
 }
 
 }  // namespace flash_attn::torch_binding

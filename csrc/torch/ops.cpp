@@ -179,14 +179,14 @@ void reply(torch::jit::Stack* stack, const c10::OperatorHandle& op, Results&&...
 
 // ---- Kernels.
 
-void attention_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void attention_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Call call = with_contiguous_rows(read_public_call(Arguments(op, *stack)));
   call.rng_state = draw_rng_state(call.q, call.dropout_p);
   const auto result = forward(call);
   reply(stack, op, result.out, result.softmax_lse, result.s_dmask);
 }
 
-void attention_forward_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void attention_forward_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto result = forward(with_contiguous_rows(Arguments(op, *stack).call()));
   reply(stack, op, result.out, result.softmax_lse, result.s_dmask);
 }
@@ -196,7 +196,7 @@ void attention_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   reply(stack, op, result.out, result.softmax_lse, result.s_dmask);
 }
 
-void attention_backward_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void attention_backward_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Arguments arguments(op, *stack);
   const Call call = with_contiguous_rows(arguments.call());
   Gradients grads;
@@ -212,7 +212,7 @@ void attention_backward_meta(const c10::OperatorHandle& op, torch::jit::Stack* s
   reply(stack, op, buffers);
 }
 
-void raw_forward_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void raw_forward_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Call call = with_contiguous_rows(read_raw_call(Arguments(op, *stack)));
   call.rng_state = draw_rng_state(call.q, call.dropout_p);
   const auto result = forward(call);
@@ -226,7 +226,7 @@ void raw_forward_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   reply(stack, op, result.out, result.softmax_lse, result.s_dmask, rng_state);
 }
 
-void raw_backward_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void raw_backward_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Arguments arguments(op, *stack);
   Gradients grads = read_gradients(arguments);
   reply(stack, op, backward(with_contiguous_rows(arguments.call()), read_saved(arguments), grads));
@@ -244,7 +244,7 @@ void refuse_device(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (value.isTensor()) check_plain(value.toTensor(), argument.name().c_str());
   }
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(),
-                              " has no kernel for this kind of tensor; backends of this build: ", kBackends);
+                              " has no kernel for this kind of tensor; backends of this build: cpu, cuda");
 }
 
 void refuse_transform(const c10::OperatorHandle& op, torch::jit::Stack*) {
@@ -280,13 +280,18 @@ TORCH_LIBRARY(flash_attn, m) {
   define_raw(m);
 }
 
-TORCH_LIBRARY_IMPL(flash_attn, CPU, m) {
-  for (const auto* name : kPublic) m.impl(name, boxed<attention_cpu>());
-  for (const auto* name : kRawForward) m.impl(name, boxed<raw_forward_cpu>());
-  for (const auto* name : kRawBackward) m.impl(name, boxed<raw_backward_cpu>());
-  m.impl("attention_forward", boxed<attention_forward_cpu>());
-  m.impl("attention_backward", boxed<attention_backward_cpu>());
+// The same for every device: the core chooses the backend.
+void implement_kernels(torch::Library& m) {
+  for (const auto* name : kPublic) m.impl(name, boxed<attention_kernel>());
+  for (const auto* name : kRawForward) m.impl(name, boxed<raw_forward_kernel>());
+  for (const auto* name : kRawBackward) m.impl(name, boxed<raw_backward_kernel>());
+  m.impl("attention_forward", boxed<attention_forward_kernel>());
+  m.impl("attention_backward", boxed<attention_backward_kernel>());
 }
+
+TORCH_LIBRARY_IMPL(flash_attn, CPU, m) { implement_kernels(m); }
+// torch's name for AMD's GPUs too.
+TORCH_LIBRARY_IMPL(flash_attn, CUDA, m) { implement_kernels(m); }
 
 TORCH_LIBRARY_IMPL(flash_attn, Meta, m) {
   for (const auto* name : kPublic) m.impl(name, boxed<attention_meta>());

@@ -1,21 +1,18 @@
-// From torch's tensors and threads to the core's views and executor.
+// From torch's tensors to the core's views.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <flash_attn/attention.h>
 
 #include <algorithm>
 
-namespace flash_attn::torch_binding {
+#include "devices.h"
 
-inline constexpr const char* kBackends = "cpu";
+namespace flash_attn::torch_binding {
 
 /// Raises unless `tensor` is plain strided memory on a device that a backend of this build computes on.
 inline void check_plain(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      tensor.device().is_cpu(), "flash_attn: ", name, " is on ", tensor.device(),
-      ", for which this build has no backend (it has no GPU backend); move the tensors to one of: ", kBackends);
+  check_device(tensor.device(), name);
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided && !tensor.is_nested(), "flash_attn: ", name,
                               " has layout ", tensor.layout(), tensor.is_nested() ? " (nested)" : "",
                               "; accepted: dense strided tensors, or varlen attention with cu_seqlens");
@@ -52,22 +49,11 @@ inline TensorView view(const at::Tensor& tensor, const char* name, at::Device de
       result.data != nullptr || tensor.numel() == 0, "flash_attn: ", name,
       " holds no memory (a fake tensor or a wrapper subclass); call the operators torch.ops.flash_attn.* instead");
   result.dtype = core_dtype(tensor, name);
+  result.device = core_device(tensor.device());
   result.ndim = static_cast<int>(ndim);
   std::copy_n(tensor.sizes().begin(), ndim, result.sizes.begin());
   std::copy_n(tensor.strides().begin(), ndim, result.strides.begin());
   return result;
-}
-
-/// Runs on torch's intra-op pool, so that a process has one pool and torch.set_num_threads governs it.
-inline Executor torch_executor() {
-  Executor executor;
-  executor.num_threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  executor.run = [](void*, int n, void (*body)(void* arg, int worker), void* arg) {
-    at::parallel_for(0, n, 1, [=](std::int64_t begin, std::int64_t end) {
-      for (auto worker = begin; worker < end; ++worker) body(arg, static_cast<int>(worker));
-    });
-  };
-  return executor;
 }
 
 }  // namespace flash_attn::torch_binding

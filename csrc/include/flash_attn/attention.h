@@ -32,7 +32,7 @@ inline constexpr const char* kVersion = "0.1.0";
 inline constexpr std::int64_t kMaxHeadDim = 576;
 
 enum class DType : std::uint8_t { f16, bf16, f32, f64, i32, i64 };
-enum class Device : std::uint8_t { cpu };
+enum class Device : std::uint8_t { cpu, gpu };
 
 FLASH_ATTN_API const char* to_string(DType dtype) noexcept;
 FLASH_ATTN_API std::int64_t size_of(DType dtype) noexcept;
@@ -70,6 +70,7 @@ struct TensorView {
 struct AttentionProblem {
   TensorView q, k, v;                     ///< fp16, bf16, fp32 or fp64 (fp64 on the CPU only), all the same.
   TensorView cu_seqlens_q, cu_seqlens_k;  ///< int32 (B+1), contiguous, starting at 0, not decreasing. Both or neither.
+                                          ///< In GPU memory they are not checked but clamped to the tensors.
   std::int64_t max_seqlen_q = 0;          ///< Varlen only: an upper bound of the sequence lengths.
   std::int64_t max_seqlen_k = 0;
   double softmax_scale = 1.0;  ///< Score = scale * q.k
@@ -102,12 +103,23 @@ struct BackwardArgs {
   TensorView softmax_d;   ///< rowsum(dout * out); dtype, shape and layout of lse.
 };
 
-/// Host threads. `run` calls body(arg, worker) for worker = 0 and for as many of 1 .. n-1 as it has threads for, each
-/// once and possibly at once, and returns when these calls have. Results never depend on how many there were.
+class GpuRuntime;  // flash_attn/gpu.h
+
+/// Where kernels of a GPU call are launched. The call returns when they are, not when they have run.
+struct GpuQueue {
+  GpuRuntime* runtime = nullptr;
+  int device = 0;
+  void* stream = nullptr;  ///< hipStream_t or CUstream; null is the default stream
+};
+
+/// Host threads, and the queue of a GPU call. `run` calls body(arg, worker) for worker = 0 and for as many of 1 .. n-1
+/// as it has threads for, each once and possibly at once, and returns when these calls have. Results never depend on
+/// how many there were.
 struct Executor {
   int num_threads = 1;
   void (*run)(void* context, int n, void (*body)(void* arg, int worker), void* arg) = nullptr;
   void* context = nullptr;
+  GpuQueue gpu;
 };
 
 /// The library's own pool with that many threads (0: one per hardware thread). Safe after fork.
@@ -119,14 +131,15 @@ FLASH_ATTN_API void attention_backward(const BackwardArgs& args, const Executor&
 
 /// Which backend and kernel a call would use, and why.
 struct Explanation {
-  std::string backend;          ///< "cpu"
-  std::string kernel;           ///< such as "cpu.forward.bf16.avx512_bf16"
-  std::string instruction_set;  ///< such as "avx512_bf16"
+  std::string backend;          ///< "cpu" or "gpu"
+  std::string kernel;           ///< such as "cpu.forward.bf16.avx512_bf16" or "fa_forward_bf16_d128_plain"
+  std::string instruction_set;  ///< such as "avx512_bf16" or "gfx942"
   std::string tile;             ///< such as "4 queries x 64 keys, key blocks of 512"
   std::vector<std::string> reasons;
 };
 enum class Pass : std::uint8_t { forward, backward };
-FLASH_ATTN_API Explanation explain(const AttentionProblem& problem, Pass pass);
+/// A problem on a GPU needs the executor's queue: kernels differ between targets.
+FLASH_ATTN_API Explanation explain(const AttentionProblem& problem, Pass pass, const Executor& executor = {});
 
 /// Names of the CPU instruction sets that this build has and this machine can execute, best first.
 FLASH_ATTN_API std::vector<std::string> cpu_instruction_sets();

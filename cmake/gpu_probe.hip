@@ -1,0 +1,14 @@
+// Compiles where a compiler can make this project's code objects for a target: builtins that older ones lack.
+extern "C" __attribute__((global)) void probe(float* x) {
+  float value = __builtin_amdgcn_exp2f(x[__builtin_amdgcn_workitem_id_x()]);
+#if defined(__gfx942__)
+  using Short4 = __attribute__((ext_vector_type(4))) short;
+  using Float4 = __attribute__((ext_vector_type(4))) float;
+  value += __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(Short4{1}, Short4{2}, Float4{value}, 0, 0, 0)[0];
+#elif defined(__gfx1200__) || defined(__gfx1201__)
+  using Short8 = __attribute__((ext_vector_type(8))) short;
+  using Float8 = __attribute__((ext_vector_type(8))) float;
+  value += __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(Short8{1}, Short8{2}, Float8{value})[0];
+#endif
+  x[0] = value;
+}

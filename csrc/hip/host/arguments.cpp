@@ -1,0 +1,150 @@
+#include "hip/host/arguments.h"
+
+#include <initializer_list>
+#include <limits>
+
+namespace flash_attn::gpu {
+namespace {
+
+// A tensor of the problem with its sizes: (B, rows, heads, features), B = 1 when packed.
+struct Sized {
+  const char* name;
+  Operand operand;
+  index_t rows, heads, features;
+  bool written = false;
+};
+
+Sized query_like(const Problem& p, const char* name, const Operand& x, index_t features, bool written = false) {
+  return {name, x, p.varlen ? p.Tq : p.Sq, p.H, features, written};
+}
+Sized key_like(const Problem& p, const char* name, const Operand& x, index_t features, bool written = false) {
+  return {name, x, p.varlen ? p.Tk : p.Sk, p.Hk, features, written};
+}
+
+std::vector<Sized> tensors_of(const Problem& p) {
+  return {query_like(p, "q", p.q, p.D), key_like(p, "k", p.k, p.D), key_like(p, "v", p.v, p.Dv)};
+}
+std::vector<Sized> tensors_of(const ForwardProblem& f) {
+  std::vector<Sized> all = tensors_of(f.problem);
+  all.push_back(query_like(f.problem, "out", f.out, f.problem.Dv, true));
+  return all;
+}
+std::vector<Sized> tensors_of(const BackwardProblem& b) {
+  const Problem& p = b.problem;
+  std::vector<Sized> all = tensors_of(p);
+  all.insert(all.end(), {query_like(p, "dout", b.dout, p.Dv), query_like(p, "out", b.out, p.Dv),
+                         query_like(p, "dq", b.dq, p.D, true), key_like(p, "dk", b.dk, p.D, true),
+                         key_like(p, "dv", b.dv, p.Dv, true)});
+  return all;
+}
+
+bool regular(const Problem& p, const std::vector<Sized>& tensors) {
+  const index_t size = size_of(p.dtype), unit = 16 / size;
+  for (const Sized& t : tensors) {
+    const Operand& x = t.operand;
+    if (reinterpret_cast<std::uintptr_t>(x.data) % 16 || t.features % unit) return false;
+    if (x.batch_stride % unit || x.row_stride % unit || x.head_stride % unit) return false;
+    if (x.row_stride < 0 || 256 * x.row_stride * size > std::numeric_limits<std::int32_t>::max()) return false;
+  }
+  return true;
+}
+
+std::int32_t narrow(index_t value, const char* what) {
+  if (value >= std::numeric_limits<std::int32_t>::min() && value <= std::numeric_limits<std::int32_t>::max())
+    return static_cast<std::int32_t>(value);
+  throw NotSupported(std::string("flash_attn: ") + what + " = " + std::to_string(value) +
+                     " does not fit in 32 bits, which the GPU kernels need");
+}
+
+TensorArg tensor(const Operand& x) { return {x.data, x.batch_stride, x.row_stride, x.head_stride}; }
+
+AttentionArgs attention_args(const Problem& p, bool is_regular) {
+  AttentionArgs a{};
+  a.q = tensor(p.q), a.k = tensor(p.k), a.v = tensor(p.v);
+  a.B = narrow(p.B, "B"), a.H = narrow(p.H, "H"), a.Hk = narrow(p.Hk, "Hk");
+  a.D = narrow(p.D, "D"), a.Dv = narrow(p.Dv, "Dv");
+  a.Sq = narrow(p.Sq, "Sq"), a.Sk = narrow(p.Sk, "Sk");
+  // Dense kernels do not ask for the rows of packed tensors.
+  if (p.varlen) a.Tq = narrow(p.Tq, "Tq"), a.Tk = narrow(p.Tk, "Tk");
+  a.cu_seqlens_q = p.cu_seqlens_q, a.cu_seqlens_k = p.cu_seqlens_k;
+  a.scale_log2 = float(p.scale * kLog2e);
+  a.softcap_log2 = float(p.softcap * kLog2e);
+  a.inverse_softcap = p.softcap > 0 ? float(p.scale / p.softcap) : 0.0f;
+  a.window_left = narrow(p.window_left, "window_size_left"),
+  a.window_right = narrow(p.window_right, "window_size_right");
+  a.alibi_slopes = p.alibi_slopes;
+  a.alibi_batch_stride = narrow(p.alibi_batch_stride, "the batch stride of alibi_slopes");
+  a.keep_threshold = p.dropout.keep_threshold;
+  a.keep_scale = float(p.dropout.keep_scale);
+  a.rng_state = p.dropout.active ? p.rng_state : nullptr;
+  a.regular = is_regular;
+  return a;
+}
+
+// ---- What simulated runtimes are told.
+
+using Buffers = std::vector<GpuRuntime::Buffer>;
+
+void add_tensors(Buffers& buffers, const Problem& p, const std::vector<Sized>& tensors) {
+  for (const Sized& t : tensors) {
+    const index_t batches = p.varlen ? 1 : p.B;
+    if (batches * t.rows * t.heads * t.features == 0) continue;
+    const index_t last = (batches - 1) * t.operand.batch_stride + (t.rows - 1) * t.operand.row_stride +
+                         (t.heads - 1) * t.operand.head_stride + t.features;
+    buffers.push_back({t.operand.data, static_cast<unsigned long long>(last * size_of(p.dtype)), t.written, t.name});
+  }
+}
+
+void add(Buffers& buffers, const void* data, index_t bytes, bool written, const char* name) {
+  if (data && bytes > 0) buffers.push_back({data, static_cast<unsigned long long>(bytes), written, name});
+}
+
+void add_common(Buffers& buffers, const Problem& p) {
+  add(buffers, p.cu_seqlens_q, (p.B + 1) * 4, false, "cu_seqlens_q");
+  add(buffers, p.cu_seqlens_k, (p.B + 1) * 4, false, "cu_seqlens_k");
+  const index_t slopes = p.alibi_batch_stride * (p.B - 1) + p.H;
+  add(buffers, p.alibi_slopes, slopes * 4, false, "alibi_slopes");
+  add(buffers, p.rng_state, 16, false, "rng_state");
+}
+
+index_t lse_bytes(const Problem& p) { return p.H * (p.varlen ? p.Tq : p.B * p.Sq) * 4; }
+
+}  // namespace
+
+bool is_regular(const Problem& problem) { return regular(problem, tensors_of(problem)); }
+bool is_regular(const ForwardProblem& f) { return regular(f.problem, tensors_of(f)); }
+bool is_regular(const BackwardProblem& b) { return regular(b.problem, tensors_of(b)); }
+
+ForwardArgs forward_args(const ForwardProblem& f) {
+  return {attention_args(f.problem, is_regular(f)), tensor(f.out), static_cast<float*>(f.lse)};
+}
+
+BackwardArgs backward_args(const BackwardProblem& b) {
+  return {attention_args(b.problem, is_regular(b)),
+          tensor(b.dout),
+          tensor(b.out),
+          tensor(b.dq),
+          tensor(b.dk),
+          tensor(b.dv),
+          static_cast<const float*>(b.lse),
+          static_cast<float*>(b.softmax_d)};
+}
+
+Buffers buffers_of(const ForwardProblem& f) {
+  Buffers buffers;
+  add_tensors(buffers, f.problem, tensors_of(f));
+  add_common(buffers, f.problem);
+  add(buffers, f.lse, lse_bytes(f.problem), true, "softmax_lse");
+  return buffers;
+}
+
+Buffers buffers_of(const BackwardProblem& b) {
+  Buffers buffers;
+  add_tensors(buffers, b.problem, tensors_of(b));
+  add_common(buffers, b.problem);
+  add(buffers, b.lse, lse_bytes(b.problem), false, "softmax_lse");
+  add(buffers, b.softmax_d, lse_bytes(b.problem), true, "softmax_d");
+  return buffers;
+}
+
+}  // namespace flash_attn::gpu

@@ -1,0 +1,24 @@
+// From a valid problem to what kernels are passed.
+#pragma once
+
+#include "core/problem.h"
+#include "hip/kernels/args.h"
+#include "hip/runtime/runtime.h"
+
+namespace flash_attn::gpu {
+
+// Throws NotSupported where sizes exceed the kernels' 32-bit ones.
+ForwardArgs forward_args(const ForwardProblem& problem);
+BackwardArgs backward_args(const BackwardProblem& problem);
+
+// Whether the plain variant may read the tensors (AttentionArgs::regular).
+bool is_regular(const ForwardProblem& problem);
+bool is_regular(const BackwardProblem& problem);
+// By the inputs alone, for explain().
+bool is_regular(const Problem& problem);
+
+// The memory that a pass touches, for simulated runtimes.
+std::vector<GpuRuntime::Buffer> buffers_of(const ForwardProblem& problem);
+std::vector<GpuRuntime::Buffer> buffers_of(const BackwardProblem& problem);
+
+}  // namespace flash_attn::gpu

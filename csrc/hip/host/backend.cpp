@@ -1,0 +1,117 @@
+// The GPU backend: chooses kernels, fills their arguments, launches them on the caller's stream. It allocates nothing,
+// waits for nothing and reads nothing from GPU memory, so a call can be captured in a graph.
+#include "core/backend.h"
+
+#include "hip/host/arguments.h"
+#include "hip/host/choice.h"
+
+namespace flash_attn {
+namespace gpu {
+namespace {
+
+GpuRuntime& runtime_of(const GpuQueue& queue) {
+  if (queue.runtime) return *queue.runtime;
+  throw Error(
+      "flash_attn: the tensors are on a GPU and the executor names no GPU queue; set Executor::gpu.runtime, for "
+      "instance to &flash_attn::gpu_runtime()");
+}
+
+// Blocks of a launch: `tiles` for every head and sequence, and with cu_seqlens for every head once more, to clear the
+// rows outside of all sequences.
+std::uint32_t blocks_of(const AttentionArgs& a, const KernelRow& row, index_t heads) {
+  const index_t blocks = a.tiles * heads * (index_t(a.B) + (a.cu_seqlens_q ? 1 : 0));
+  // HIP counts the grid in work-items, in 32 bits.
+  const index_t most = ((index_t(1) << 32) - 1) / row.threads();
+  if (blocks > most)
+    throw NotSupported(std::string("flash_attn: a launch of ") + std::to_string(blocks) +
+                       " blocks is needed for B = " + std::to_string(a.B) + " and " + std::to_string(heads) +
+                       " heads, and a GPU takes at most " + std::to_string(most) + "; split the batch");
+  return static_cast<std::uint32_t>(blocks);
+}
+
+std::int32_t tiles_of(index_t rows, const KernelRow& row) {
+  return std::int32_t(max_of<index_t>(1, ceil_div(rows, index_t(row.block_rows()))));
+}
+
+bool keeps_keys(Family family) {
+  return family == Family::backward_dkdv || family == Family::backward_dk || family == Family::backward_dv;
+}
+
+std::string list_names(const std::vector<const KernelRow*>& rows) {
+  std::string names;
+  for (const KernelRow* row : rows) names += (names.empty() ? "" : ", ") + std::string(row->name);
+  return names;
+}
+
+std::string tile_of(const KernelRow& row) {
+  const auto number = [](int n) { return std::to_string(n); };
+  const bool keys = keeps_keys(row.family);
+  return std::string("blocks of ") + number(row.block_rows()) + (keys ? " keys x " : " queries x ") +
+         number(row.streamed_rows) + (keys ? " queries" : " keys") + " a step, " + number(row.waves) + " waves";
+}
+
+class GpuBackend final : public Backend {
+ public:
+  const char* name() const override { return "gpu"; }
+
+  Explanation explain(const Problem& p, Pass pass, const Executor& executor) const override {
+    const GpuDevice device = runtime_of(executor.gpu).device(executor.gpu.device);
+    const VariantChoice choice = choose_variant(p, is_regular(p));
+    const std::vector<const KernelRow*> rows = choose_kernels(p, pass, device.target, choice.variant);
+    Explanation e;
+    e.backend = name();
+    e.kernel = list_names(rows);
+    e.instruction_set = device.target;
+    for (const KernelRow* row : rows) e.tile += (e.tile.empty() ? "" : "; ") + tile_of(*row);
+    e.reasons = {std::string("GPU ") + std::to_string(executor.gpu.device) + " is a " + device.target + " (" +
+                     device.runtime + ")",
+                 choice.reason,
+                 std::string("head dims D = ") + std::to_string(p.D) + ", Dv = " + std::to_string(p.Dv) +
+                     " are padded to the kernel's " + std::to_string(rows.back()->D) + ", " +
+                     std::to_string(rows.back()->Dv)};
+    return e;
+  }
+
+  void forward(const ForwardProblem& f, const Executor& executor) const override {
+    const Problem& p = f.problem;
+    const GpuQueue& queue = executor.gpu;
+    GpuRuntime& runtime = runtime_of(queue);
+    if (f.s_dmask)
+      throw NotSupported(
+          "flash_attn: S_dmask (return_softmax, return_attn_probs with dropout) has no GPU kernel; compute it on the "
+          "CPU");
+    ForwardArgs args = forward_args(f);
+    const Variant variant = choose_variant(p, args.attention.regular).variant;
+    const std::vector<const KernelRow*> rows =
+        choose_kernels(p, Pass::forward, runtime.device(queue.device).target, variant);
+    if (runtime.simulated()) runtime.set_buffers(buffers_of(f));
+    args.attention.tiles = tiles_of(p.Sq, *rows[0]);
+    runtime.launch(*rows[0], queue, blocks_of(args.attention, *rows[0], p.H), &args);
+  }
+
+  void backward(const BackwardProblem& b, const Executor& executor) const override {
+    const Problem& p = b.problem;
+    const GpuQueue& queue = executor.gpu;
+    GpuRuntime& runtime = runtime_of(queue);
+    BackwardArgs args = backward_args(b);
+    const Variant variant = choose_variant(p, args.attention.regular).variant;
+    const std::vector<const KernelRow*> rows =
+        choose_kernels(p, Pass::backward, runtime.device(queue.device).target, variant);
+    if (runtime.simulated()) runtime.set_buffers(buffers_of(b));
+    for (const KernelRow* row : rows) {
+      const bool keys = keeps_keys(row->family);
+      args.attention.tiles = tiles_of(keys ? p.Sk : p.Sq, *row);
+      runtime.launch(*row, queue, blocks_of(args.attention, *row, keys ? p.Hk : p.H), &args);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace gpu
+
+const Backend& gpu_backend() {
+  static const gpu::GpuBackend backend;
+  return backend;
+}
+
+}  // namespace flash_attn
