@@ -5,7 +5,7 @@ export PYTHON
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup test test-cpp test-python test-slow test-sanitize test-wheel test-kernels test-second-torch bench matrix format lint clean
+.PHONY: help run setup test test-cpp test-python test-slow test-sanitize test-wheel test-kernels test-sim test-sim-full test-second-torch bench matrix format lint clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,8 +36,14 @@ test-sanitize: ## C++ tests under ASan + UBSan, and those of threads under TSan
 test-wheel: ## `pip install .` with build isolation, used away from the source tree
 	tools/test.sh wheel
 
-test-kernels: ## Compile the AMD kernels and check their registers, spills and size
-	tools/test.sh kernels
+test-kernels: ## The AMD kernels' registers, spills and size, and the simulator's own tests
+	tools/test.sh build kernels
+
+test-sim: ## The AMD kernels, launched from torch, executed by the simulator
+	tools/test.sh build kernels simulation
+
+test-sim-full: ## The same with the full product of features, in random wave orders; takes hours
+	PYTEST_ARGS="--full $(PYTEST_ARGS)" tools/test.sh build kernels simulation
 
 test-second-torch: ## The stated subset of the Python tests on Debian's torch
 	tools/test.sh second-torch
@@ -49,7 +55,7 @@ bench: setup ## Times against torch's own attention
 	.venv/bin/python benchmarks/attention.py --device cpu --against torch $(ARGS)
 
 matrix: ## Run the Python tests and rewrite README.md's support matrix from their results
-	tools/test.sh matrix
+	tools/test.sh build python kernels simulation write-matrix
 
 format: ## Rewrite the sources in the project's format
 	tools/setup.sh test

@@ -7,19 +7,26 @@ import json
 import os
 import platform
 import sys
-from typing import Any, Dict
+from collections import Counter
+from typing import Any, Dict, List
 
 import flash_attn
 from flash_attn import _backend_choice, _native
 
 MISSING = {
-    "GPU kernels": "tensors must be on the CPU",
     "Triton backend": f"{_backend_choice.VARIABLE}=TRUE is refused",
     "flash_attn_with_kvcache": "raises NotImplementedError",
     "paged keys and values (block_table)": "raises NotImplementedError",
     "leftpad_k and seqused_k in _flash_attn_varlen_forward": "raise NotImplementedError",
 }
-ENVIRONMENT = ("FLASH_ATTN_CPU_ISA", _backend_choice.VARIABLE, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+ENVIRONMENT = (
+    "FLASH_ATTN_CPU_ISA",
+    "FLASH_ATTN_HIP_LIBRARY",
+    "FLASH_ATTN_CUDA_LIBRARY",
+    _backend_choice.VARIABLE,
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)
 
 
 def _file(path: str) -> Dict[str, Any]:
@@ -40,6 +47,22 @@ def _cpu_backend() -> Dict[str, Any]:
         "chosen": {str(dtype).replace("torch.", ""): chosen(dtype) for dtype in dtypes},
         "threads": torch.get_num_threads(),
     }
+
+
+def _gpu_backend() -> Dict[str, Any]:
+    """GPU code in this build, or why there is none; GPUs of this machine, or why none can be used."""
+    module = _native.load()
+    facts = {
+        "code_objects": module._code_objects(),
+        "missing": module._missing_code_objects(),
+        "gpus": [],
+        "problem": "",
+    }
+    try:
+        facts["gpus"] = module._gpus()
+    except RuntimeError as error:
+        facts["problem"] = str(error)
+    return facts
 
 
 def _torch_version():
@@ -76,9 +99,30 @@ def report() -> Dict[str, Any]:
         facts["core_library"] = _file(_native.core_library(module.__file__))
         facts["binding"] = _binding(module)
         facts["backends"]["cpu"] = _cpu_backend()
+        facts["backends"]["gpu"] = _gpu_backend()
     except (ImportError, RuntimeError) as error:
         facts["problem"] = str(error)
     return facts
+
+
+def _cpu_text(cpu: Dict[str, Any]) -> List[str]:
+    chosen = ", ".join(f"{dtype} {isa}" for dtype, isa in cpu["chosen"].items())
+    return [
+        f"backend cpu     {cpu['threads']} threads; this machine runs {', '.join(cpu['available'])}",
+        f"                chosen: {chosen}",
+    ]
+
+
+def _gpu_text(gpu: Dict[str, Any]) -> List[str]:
+    sizes = Counter()
+    for code in gpu["code_objects"]:
+        sizes[code["target"]] += code["stored_bytes"]
+    code = ", ".join(f"{target} ({size / 1e6:.2f} MB)" for target, size in sizes.items())
+    lines = [f"backend gpu     code for {code or 'no GPU'}{'; ' if code and gpu['missing'] else ''}{gpu['missing']}"]
+    lines += [f"                GPU {n}: {g['target']}, {g['runtime']}" for n, g in enumerate(gpu["gpus"])]
+    if not gpu["gpus"]:
+        lines.append(f"                no GPU: {' '.join(gpu['problem'].split()) or 'the runtime finds none'}")
+    return lines
 
 
 def _text(facts: Dict[str, Any]) -> str:
@@ -96,12 +140,10 @@ def _text(facts: Dict[str, Any]) -> str:
     ]
     if facts["binding"]:
         lines.append(f"binding         {size(facts['binding'])}, from torch {facts['binding']['built_for_torch']}")
-    for name, backend in facts["backends"].items():
-        chosen = ", ".join(f"{dtype} {isa}" for dtype, isa in backend["chosen"].items())
-        lines += [
-            f"backend {name}     {backend['threads']} threads; this machine runs {', '.join(backend['available'])}",
-            f"                chosen: {chosen}",
-        ]
+    if "cpu" in facts["backends"]:
+        lines += _cpu_text(facts["backends"]["cpu"])
+    if "gpu" in facts["backends"]:
+        lines += _gpu_text(facts["backends"]["gpu"])
     lines += [f"environment     {name}={value}" for name, value in facts["environment"].items()]
     lines += [f"not there yet   {what}: {how}" for what, how in facts["missing"].items()]
     lines.append(f"problem         {facts['problem'] or 'none'}")

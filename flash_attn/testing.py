@@ -1,4 +1,4 @@
-"""Running the GPU kernels without a GPU, for tests: CPU tensors go through the same launch code into a simulated one."""
+"""Running the GPU kernels without a GPU: CPU tensors go through the same launch code into a simulated one. For tests."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def simulator_library() -> str:
     if os.path.isfile(path):
         return path
     raise FileNotFoundError(
-        f"the simulator's library {path} is not there; build it in the source tree with `cmake -S tools/gfxsim -B build/gfxsim && "
-        f"cmake --build build/gfxsim --target gfxsim_hip`, or set {LIBRARY_VARIABLE} to its path."
+        f"the simulator's library {path} is not there; build it in the source tree with `cmake -S tools/gfxsim -B "
+        "build/gfxsim && cmake --build build/gfxsim --target gfxsim_hip`, or set "
+        f"{LIBRARY_VARIABLE} to its path."
     )
 
 
@@ -33,7 +34,7 @@ def simulator_library() -> str:
 def simulated(
     target: str = "gfx942",
     *,
-    schedule: str = "in_order",
+    schedule: str = "in-order",
     seed: int = 0,
     checks: str = "all",
     threads: int = 1,
@@ -41,19 +42,21 @@ def simulated(
 ) -> Iterator[None]:
     """Within it, attention on CPU tensors runs the AMD GPU's code objects in the simulator tools/gfxsim.
 
-    Everything but the GPU is what runs on one: validation, choice of kernels, launches, the machine code. It is some ten thousand
-    times slower. The whole process is switched, one simulation at a time.
+    Everything but the GPU is what runs on one: validation, choice of kernels, launches, the machine code. It is some ten
+    thousand times slower. The whole process is switched, one simulation at a time.
 
     Arguments:
         target: the simulated GPU, "gfx942" or "gfx1201".
-        schedule: order in which waves run: "in_order", "round_robin" or "random" (by `seed`).
-        checks: "all", "none", or a comma-separated list of undefined, races, waits, barriers, unit-checks. A finding fails the launch.
+        schedule: order in which waves run: "in-order", "round-robin" or "random" (by `seed`).
+        checks: "all", "none", or a comma-separated list of undefined, races, waits, barriers, unit-checks. A finding
+            fails the launch.
         threads: host threads that run workgroups.
         library: path of the simulator's libamdhip64.so; default: `simulator_library()`.
 
     Raises:
         FileNotFoundError: the simulator is not there.
-        RuntimeError: another simulation is active, an argument is not accepted, or (from attention) the simulator found a fault.
+        RuntimeError: another simulation is active, an argument is not accepted, or (from attention) the simulator found
+            a fault.
     """
     module = _native.load()
     path = library or simulator_library()

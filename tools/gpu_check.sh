@@ -1,36 +1,71 @@
 #!/usr/bin/env bash
-# The GPU kernels on this machine's NVIDIA GPU: builds them with nvcc (offline), compares with double precision, measures.
-#   tools/gpu_check.sh [group ...]      groups: build check memcheck racecheck time; default build check time
-# Each group takes under ten minutes and can be run alone once `build` has been. Logs go to $OUT (default build/gpu).
+# The GPU backend on this machine's NVIDIA GPU, offline: builds the package and the kernels' own test, compares, measures.
+#   tools/gpu_check.sh [group ...]
+# Groups, each under ten minutes, to be run alone once `build` has been (`tools/gpu_check.sh --help` lists them). Without an
+# argument it runs all that have not passed since the last `build`. Logs go to $OUT (default build/gpu).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-build/gpu}
-objects=build/gpu/objects
-mkdir -p "$out" "$objects"
-capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .)
-arch=sm_${capability:-90}
-groups=("$@")
-[ ${#groups[@]} -gt 0 ] || groups=(build check time)
-kernel_check=("$objects/kernel_check" "$objects/$arch")
+tree=build/gpu/tree
+passed=build/gpu/passed
+mkdir -p "$out" build/gpu
+export PYTHONPATH=$PWD:$PWD/tests/python FLASH_ATTN_CHECK_LOG=$out
+
+capability() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .; }
+kernel_check() { "$@" "$tree/kernel_check" "$tree/kernels/$arch"; }
+
+all_groups=(build kernels grid large sanitize stress train bench)
+describe() {
+  cat <<'TEXT'
+build     compile the package for this torch, the code objects for this GPU, and tests/gpu
+kernels   every kernel of the manifest against double precision, without torch (tests/gpu/kernel_check)
+grid      the Python tests' grid on the GPU, through torch (tests/python, --device cuda)
+large     lengths to 16k, tensors of more than 2^31 elements
+sanitize  compute-sanitizer memcheck and racecheck on small sizes
+stress    the contract's race loop, graph capture and replay, two streams, torch.compile
+train     examples/train_gpt.py on the GPU against plain attention
+bench     benchmarks/attention.py against torch's FlashAttention-2 and its math attention
+TEXT
+}
 
 build() {
-  python3 tools/build_kernels.py --targets "$arch" --out "$objects" &
-  local kernels=$!
+  rm -f "$passed"
+  cmake -G Ninja -S . -B "$tree" -DFLASH_ATTN_TESTS=OFF -DFLASH_ATTN_GPU_ARCHS="$arch" -DPython_EXECUTABLE="$(command -v python3)" \
+    -DFLASH_ATTN_TORCH_DIR="$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')"
+  cmake --build "$tree"
+  cmake --install "$tree" --component python --prefix flash_attn
   nvcc -std=c++20 -O2 -arch="$arch" --expt-relaxed-constexpr -Xcompiler -Wall,-Wextra -Icsrc -Icsrc/include -Itests/cpp \
-    -Itests/gpu -o "$objects/kernel_check" tests/gpu/kernel_check.cpp tests/gpu/cuda_device.cpp
-  wait "$kernels"
-  for cubin in "$objects/$arch"/*.cubin; do cuobjdump -res-usage "$cubin" 2>&1 | grep -A1 Function | tr -d '\n' | sed 's/--/\n/g'; done
+    -Itests/gpu -o "$tree/kernel_check" tests/gpu/kernel_check.cpp tests/gpu/cuda_device.cpp
+  for cubin in "$tree/kernels/$arch"/*.cubin; do
+    cuobjdump -res-usage "$cubin" 2>&1 | grep -A1 Function | tr -d '\n' | sed 's/--/\n/g'
+  done >"$out/resources.txt"
+  python3 -m flash_attn
 }
-check() { "${kernel_check[@]}"; }
-memcheck() { compute-sanitizer --tool memcheck --error-exitcode 3 "${kernel_check[@]}" --only D=64; }
-racecheck() { compute-sanitizer --tool racecheck --error-exitcode 3 "${kernel_check[@]}" --only D=64; }
-measure() { "${kernel_check[@]}" --time; }
+kernels() { kernel_check; }
+grid() { python3 -m pytest -q -x --device cuda tests/python/test_gpu_grid.py; }
+large() { python3 -m pytest -q -x --device cuda tests/python/test_gpu_large.py; }
+sanitize() {
+  kernel_check compute-sanitizer --tool memcheck --error-exitcode 3 --only small
+  kernel_check compute-sanitizer --tool racecheck --error-exitcode 3 --only small
+}
+stress() { python3 -m pytest -q -x --device cuda tests/python/test_gpu_stress.py; }
+train() { python3 examples/train_gpt.py --device cuda; }
+bench() { python3 benchmarks/attention.py --device cuda --against torch --json "$out/bench.json"; }
 
+case ${1:-} in -h | --help) describe && exit ;; esac
+arch=sm_$(capability)
+[ "$arch" != sm_ ] || { echo "gpu_check: nvidia-smi finds no GPU on this machine" >&2 && exit 2; }
+groups=("$@")
+if [ ${#groups[@]} -eq 0 ]; then
+  for group in "${all_groups[@]}"; do grep -qx "$group" "$passed" 2>/dev/null || groups+=("$group"); done
+fi
 status=0
 for group in "${groups[@]}"; do
+  [[ " ${all_groups[*]} " == *" $group "* ]] || { echo "gpu_check: no group '$group'; there are ${all_groups[*]}" >&2 && exit 2; }
+  begin=$SECONDS result=passed
   echo "== $group ($arch, $(date -u +%FT%TZ))"
-  run=$group
-  [ "$group" = time ] && run=measure
-  "$run" 2>&1 | tee "$out/$group.log" || status=1
+  "$group" 2>&1 | tee "$out/$group.log" || result=FAILED status=1
+  [ $result = FAILED ] || echo "$group" >>"$passed"
+  echo "== $group: $result in $((SECONDS - begin)) s"
 done
 exit $status

@@ -3,7 +3,7 @@
 
     tools/kernel_report.py [--json] [--check [--update]] [FOLDER]
 
-FOLDER (default build/kernels) is what tools/build_kernels.py wrote: <target>/<family>.co. For every kernel: registers,
+FOLDER (default build/dev/kernels) is `kernels` of a build tree: <target>/<family>.co. For every kernel: registers,
 spills, scratch and LDS from its metadata, waves per SIMD that these allow, code bytes, and instructions by class of the
 main loop (one wave, the path on which no rare branch is taken). --check compares with csrc/hip/manifest_report.json and
 fails on spills or scratch where D <= 128, on occupancy below the committed one, and when a kernel's code or registers
@@ -227,14 +227,16 @@ def print_table(rows: dict[str, dict]) -> None:
 def main() -> int:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=ROOT / "build" / "kernels")
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=ROOT / "build" / "dev" / "kernels")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--update", action="store_true")
     args = parser.parse_args()
     rows = report(args.folder)
     if not rows:
-        raise SystemExit(f"kernel_report: no code objects in {args.folder}; run tools/build_kernels.py first")
+        raise SystemExit(
+            f"kernel_report: no code objects in {args.folder}; build the package first, or in any build tree the target flash_attn_kernels"
+        )
     if args.update:
         COMMITTED.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
     if args.json:

@@ -53,12 +53,14 @@ install_machine_packages() {
     die "$python has no headers (Python.h), which the binding is compiled with; install them, or choose another with PYTHON="
 }
 
-# What compiles the AMD kernels without ROCm, and what the simulator decodes them with. Optional: not every distribution has it.
+# What compiles the AMD kernels without ROCm and packs them, and what the simulator decodes them with. Optional: not every
+# distribution has it.
 offer_gpu_compiler() {
   local tool missing=
   for tool in clang++-22 ld.lld-22 llvm-readelf-22 llvm-config-22; do command -v $tool >/dev/null || missing=$tool; done
   [ -f /usr/lib/llvm-22/include/llvm-c/Disassembler.h ] || missing=llvm-22-dev
-  [ -z "$missing" ] || apt_install clang-22 lld-22 llvm-22 llvm-22-dev ||
+  echo '#include <zstd.h>' | "${CXX:-c++}" -x c++ -fsyntax-only - 2>/dev/null || missing=libzstd-dev
+  [ -z "$missing" ] || apt_install clang-22 lld-22 llvm-22 llvm-22-dev libzstd-dev ||
     say "no clang 22 to be had here; the AMD kernels will not be compiled, nor executed in the simulator"
 }
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Turns test results into the README's support matrix.
 
-    pytest tests/python --support-json results.json      records which features passed, per dtype and backend
-    tools/support_matrix.py results.json --write         puts the table between the markers in README.md
-    tools/support_matrix.py results.json --check         exits with 1 when README.md holds another table
+    pytest tests/python --support-json a.json         records which features passed, per dtype and backend
+    tools/support_matrix.py a.json [b.json] --write   puts the table of all records between the markers in README.md
+    tools/support_matrix.py a.json [b.json] --check   exits with 1 when README.md holds another table
 
 Rows and columns are fixed. A cell says "yes" when at least one test of it ran and all of them passed, "missing" when a
 test shows that the call raises, "fails" when a test failed, and "untested" when no test ran.
@@ -15,6 +15,7 @@ import argparse
 import difflib
 import json
 import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Dict, List, Tuple
 
@@ -22,7 +23,12 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN, END = "<!-- support matrix: begin -->", "<!-- support matrix: end -->"
 
 # Backend -> dtypes of its columns.
-COLUMNS = {"CPU": ("fp32", "fp16", "bf16", "fp64"), "AMD GPU": ("fp32", "fp16", "bf16")}
+_GPU_DTYPES = ("fp32", "fp16", "bf16")
+COLUMNS = {
+    "CPU": ("fp32", "fp16", "bf16", "fp64"),
+    "gfx942 (simulated)": _GPU_DTYPES,
+    "gfx1201 (simulated)": _GPU_DTYPES,
+}
 
 # Section -> features; most come forward and backward.
 _BOTH_WAYS = {
@@ -57,6 +63,15 @@ def cell(record: Dict[str, int]) -> str:
     return "yes" if record.get("passed") else "untested"
 
 
+def merged(files: List[Path]) -> Dict[str, Dict[str, int]]:
+    """The counts of several records, added."""
+    total: Dict[str, Counter] = defaultdict(Counter)
+    for file in files:
+        for key, counts in json.loads(file.read_text()).items():
+            total[key].update(counts)
+    return total
+
+
 def table(results: Dict[str, Dict[str, int]]) -> str:
     """Markdown, from {"row|backend|dtype": counts}."""
     heads = [f"{backend} {dtype}" for backend, dtypes in COLUMNS.items() for dtype in dtypes]
@@ -80,13 +95,13 @@ def split(text: str) -> Tuple[str, str, str]:
 
 def main(argv: List[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=Path, help="JSON written by pytest --support-json")
+    parser.add_argument("results", type=Path, nargs="+", help="JSON written by pytest --support-json")
     parser.add_argument("--readme", type=Path, default=README, help="file that holds the table")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--write", action="store_true", help="replace the table in the file")
     action.add_argument("--check", action="store_true", help="fail when the file holds another table")
     args = parser.parse_args(argv)
-    new = table(json.loads(args.results.read_text()))
+    new = table(merged(args.results))
     if not (args.write or args.check):
         print(new)
         return 0
@@ -97,7 +112,9 @@ def main(argv: List[str]) -> int:
     difference = list(difflib.unified_diff(old.splitlines(), new.splitlines(), str(args.readme), "tests", lineterm=""))
     if difference:
         print("\n".join(difference))
-        print(f"The support matrix is out of date: run {Path(__file__).name} {args.results} --write")
+        print(
+            f"The support matrix is out of date: run {Path(__file__).name} {' '.join(map(str, args.results))} --write"
+        )
     return 1 if difference else 0
 
 

@@ -2,7 +2,7 @@
 # The test suite in stages, on the environment of tools/setup.sh.
 #
 #   tools/test.sh                all stages
-#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, wheel, kernels
+#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, kernels, simulation, matrix, wheel
 #   tools/test.sh second-torch   set-up, build and the stated subset (pytest's marker second_torch) on Debian's torch
 #
 # PYTEST_ARGS is added to pytest's command line.
@@ -11,8 +11,12 @@ cd "$(dirname "$0")/.."
 . tools/stages.sh
 jobs=${MAX_JOBS:-$(nproc)}
 
+# The code objects that the first build compiled, for builds that need not compile them again.
+compiled_kernels() { [ ! -d build/dev/kernels/gfx942 ] || echo "-DFLASH_ATTN_KERNELS_DIR=$PWD/build/dev/kernels"; }
+
+# build_package ON|OFF [CMAKE-ARGUMENT]: into the source tree; ON: the C++ tests too.
 build_package() {
-  FLASH_ATTN_BUILD_DIR=$build_dir CMAKE_ARGS="-DFLASH_ATTN_WERROR=ON -DFLASH_ATTN_TESTS=$1 ${CMAKE_ARGS:-}" \
+  FLASH_ATTN_BUILD_DIR=$build_dir CMAKE_ARGS="-DFLASH_ATTN_WERROR=ON -DFLASH_ATTN_TESTS=$1 ${2:-} ${CMAKE_ARGS:-}" \
     "$venv/bin/python" -m pip -v install --no-build-isolation --no-deps --no-input -e .
 }
 
@@ -21,7 +25,8 @@ test_cpp() { ctest --test-dir "$build_dir" --output-on-failure -j "$jobs" --no-t
 # test_sanitized SANITIZER: the core and its tests, compiled with that sanitizer.
 test_sanitized() {
   local dir=build/sanitize-${1%%,*}
-  cmake -S . -B "$dir" -DFLASH_ATTN_SANITIZE="$1" -DFLASH_ATTN_WERROR=ON
+  # shellcheck disable=SC2046
+  cmake -S . -B "$dir" -DFLASH_ATTN_SANITIZE="$1" -DFLASH_ATTN_WERROR=ON $(compiled_kernels)
   cmake --build "$dir" --parallel "$jobs"
   ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
     ctest --test-dir "$dir" --output-on-failure -j "$jobs" --no-tests=error
@@ -36,7 +41,7 @@ test_python() {
 }
 
 # support_matrix --check | --write: compares README.md's table with what the Python tests have shown, or rewrites it.
-support_matrix() { "$venv/bin/python" tools/support_matrix.py build/support.json "$1"; }
+support_matrix() { "$venv/bin/python" tools/support_matrix.py build/support-*.json "$1"; }
 
 # `pip install .` as a user types it, build isolation included, and the result used away from the source tree.
 test_wheel() {
@@ -46,25 +51,31 @@ test_wheel() {
   (cd / && PYTHONPATH=$folder "$python" "$OLDPWD/tools/check_installed.py" "$folder")
 }
 
-# The AMD kernels compile, and cost no more registers, spills or bytes than the committed table says.
+# What needs LLVM 22 says so where it is not there.
+llvm_is_there() {
+  command -v llvm-config-22 >/dev/null && command -v clang++-22 >/dev/null && return
+  echo "skipped: no LLVM 22 on this machine, so $1"
+  return 1
+}
+
+# The AMD kernels cost no more registers, spills or bytes than the committed table says.
 test_kernels() {
-  if ! command -v clang++-22 >/dev/null; then
-    echo "skipped: no clang++-22 on this machine, so the AMD kernels were neither compiled nor checked"
-    return
-  fi
-  "$venv/bin/python" tools/build_kernels.py --targets "gfx942;gfx1201" --out build/kernels
-  "$venv/bin/python" tools/kernel_report.py --check build/kernels
+  llvm_is_there "the AMD kernels were neither compiled nor checked" || return 0
+  "$venv/bin/python" tools/kernel_report.py --check build/dev/kernels
 }
 
 # The simulator of AMD GPUs, by its own tests: small kernels compiled for gfx942 and gfx1201 and executed, faults planted.
 test_simulator() {
-  if ! command -v llvm-config-22 >/dev/null || ! command -v clang++-22 >/dev/null; then
-    echo "skipped: no LLVM 22 on this machine, so the simulator was neither built nor tested"
-    return
-  fi
+  llvm_is_there "the simulator was neither built nor tested" || return 0
   cmake -S tools/gfxsim -B build/gfxsim
   cmake --build build/gfxsim --parallel "$jobs"
   ctest --test-dir build/gfxsim --output-on-failure -j "$jobs" --no-tests=error
+}
+
+# The package's AMD kernels, launched from torch and executed by the simulator.
+test_simulation() {
+  llvm_is_there "the AMD kernels were not executed" || return 0
+  test_python -m gpu --support-json=build/support-gpu.json
 }
 
 use() {
@@ -81,28 +92,24 @@ run_stage() {
       stage "address and undefined" test_sanitized address,undefined
       stage thread test_sanitized thread
       ;;
-    python)
-      stage "Python tests" test_python --support-json=build/support.json
-      stage "support matrix" support_matrix --check
-      ;;
-    matrix)
-      stage build build_package ON
-      stage "Python tests" test_python --support-json=build/support.json
-      stage "support matrix" support_matrix --write
-      ;;
+    python) stage "Python tests" test_python -m "not gpu" --support-json=build/support-cpu.json ;;
+    matrix) stage "support matrix" support_matrix --check ;;
+    write-matrix) stage "support matrix" support_matrix --write ;;
     wheel) stage wheel test_wheel ;;
     kernels)
       stage "code objects" test_kernels
       stage simulator test_simulator
       ;;
+    simulation) stage simulation test_simulation ;;
     second-torch)
       stage "set-up, second torch" tools/setup.sh test-debian
       use .venv-debian build/dev-debian
-      stage "build, second torch" build_package OFF
-      stage "Python tests, second torch" test_python -m second_torch
+      stage "build, second torch" build_package OFF "$(compiled_kernels)"
+      stage "Python tests, second torch" test_python -m "second_torch and not gpu"
       ;;
     *)
-      echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, wheel, kernels, matrix and second-torch" >&2
+      echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, kernels," \
+        "simulation, matrix, write-matrix, wheel and second-torch" >&2
       exit 2
       ;;
   esac
@@ -113,7 +120,7 @@ if [ "$*" != second-torch ]; then
   stage set-up tools/setup.sh test
   use .venv build/dev
 fi
-if [ $# -eq 0 ]; then set -- lint build cpp sanitize python wheel kernels; fi
+if [ $# -eq 0 ]; then set -- lint build cpp sanitize python kernels simulation matrix wheel; fi
 for name in "$@"; do run_stage "$name"; done
 
 printf '\n'

@@ -26,11 +26,13 @@ TORCH_RELEASE = tuple(int(n) for n in torch.__version__.replace("a", ".").split(
 def pytest_addoption(parser):
     parser.addoption("--support-json", metavar="FILE", help="write what passed, for tools/support_matrix.py")
     parser.addoption("--full", action="store_true", help="run the wide sweeps (marker slow) too")
+    parser.addoption("--device", choices=("simulated", "cuda"), default="simulated", help="where tests marked gpu run")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "feature(*rows, dtype, backend, missing): support matrix rows that this proves")
     config.addinivalue_line("markers", "slow: only with --full or -m slow")
+    config.addinivalue_line("markers", "gpu: runs on simulated AMD GPUs (slow, needs tools/gfxsim), or on --device")
     config.addinivalue_line("markers", "second_torch: also run on the oldest supported torch, 1.13")
     config.addinivalue_line("markers", "requires_torch(major, minor, reason): needs that torch or newer")
     # One thread per worker: workers share the cores. Threads are the subject of test_threads.py.

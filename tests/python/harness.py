@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import oracle
 import philox
 import torch
 from cases import Case, describe
+from devices import CPU, Device
 from torch import Tensor
 
 import flash_attn
@@ -50,7 +51,7 @@ def strided(x: Tensor, strides: str) -> Tensor:
     if strides == "sliced":
         # A window into a larger buffer in which every other dimension has neighbours.
         sizes = [n + 2 for n in x.shape[:-1]] + [x.shape[-1] + 8]
-        whole = torch.full(sizes, math.nan, dtype=x.dtype)
+        whole = torch.full(sizes, math.nan, dtype=x.dtype, device=x.device)
         window = whole[tuple(slice(1, n + 1) for n in x.shape[:-1])][..., : x.shape[-1]]
         window.copy_(x)
         return window
@@ -94,6 +95,25 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
     return Inputs(case, [x.requires_grad_() for x in leaves], q, k, v, dout, slopes, *cu)
 
 
+def placed(inputs: Inputs, device: Device) -> Inputs:
+    """The same with what a call gets in the device's memory; q, k and v stay where the oracle is."""
+    if device.torch_name == "cpu":
+        return inputs
+
+    def move(x: Optional[Tensor]) -> Optional[Tensor]:
+        return None if x is None else x.to(device.torch_name)
+
+    layout = inputs.case.strides
+    return replace(
+        inputs,
+        leaves=[strided(move(x.detach()), layout).requires_grad_() for x in inputs.leaves],
+        dout=strided(move(inputs.dout), layout),
+        alibi_slopes=move(inputs.alibi_slopes),
+        cu_seqlens_q=move(inputs.cu_seqlens_q),
+        cu_seqlens_k=move(inputs.cu_seqlens_k),
+    )
+
+
 def public_call(inputs: Inputs, **overrides):
     """The public function that the case's packing and layout select."""
     case = inputs.case
@@ -126,10 +146,10 @@ def unpack_grads(case: Case, grads: Sequence[Tensor]) -> Tuple[Tensor, ...]:
 
 
 @functools.cache
-def rng_state_after(seed: int) -> Tuple[int, int]:
+def rng_state_after(seed: int, device: str = "cpu") -> Tuple[int, int]:
     """(seed, offset) that the first call with dropout draws after torch.manual_seed(seed), from the raw function."""
-    q = torch.zeros(1, 1, 1, 8)
-    with torch.random.fork_rng(devices=[]):
+    q = torch.zeros(1, 1, 1, 8, device=device)
+    with torch.random.fork_rng(devices=[0] if device == "cuda" else []):
         torch.manual_seed(seed)
         state = interface._flash_attn_forward(q, q, q, 0.5, 1.0, False, -1, -1, 0.0, None, False)[3]
     return tuple(state.tolist())
@@ -193,7 +213,7 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result) -> Di
     recomputed = 2 * u * (1 + largest(lse))
     floors = {"out": 4 * u * largest(ref.out)}
     floors.update({name: recomputed * largest(grad) for name, grad in zip(("dq", "dk", "dv"), ref.grads)})
-    scale = case.D**-0.5 if case.scale is None else case.scale
+    scale = case.D**-0.5 if case.scale is None else abs(case.scale)
     u_out = torch.finfo(inputs.dout.dtype).eps / 2 if case.dropout_p else u
     dS = 2 * u_out * case.head_dim_v**0.5 * scale * largest(inputs.dout) * largest(inputs.v) / (1 - case.dropout_p)
     queries = max(Sq for Sq, _ in case.lengths) * case.H / case.Hk
@@ -207,13 +227,18 @@ def largest(x: Tensor) -> float:
     return x.abs().max().item() if x.numel() else 0.0
 
 
-def check(case: Case, slack: float = 1.0) -> None:
+def check(case: Case, slack: float = 1.0, device: Device = CPU) -> None:
     """Forward and backward of the public function against the oracle; `slack` multiplies the multiples of E_pt."""
     inputs = make_inputs(case)
-    torch.manual_seed(DROPOUT_SEED)
-    out, lse, s_dmask = public_call(inputs)
-    grads = unpack_grads(case, torch.autograd.grad(out, inputs.leaves, inputs.dout))
-    keep = rebuilt_mask(case, rng_state_after(DROPOUT_SEED)) if case.dropout_p else None
+    there = placed(inputs, device)
+    rng_state = rng_state_after(DROPOUT_SEED, device.torch_name) if case.dropout_p else (0, 0)
+    with device.scope():
+        torch.manual_seed(DROPOUT_SEED)
+        results = public_call(there)
+        grads = torch.autograd.grad(results[0], there.leaves, there.dout)
+    out, lse, s_dmask = (x.to("cpu") for x in results)
+    grads = unpack_grads(case, [x.to("cpu") for x in grads])
+    keep = rebuilt_mask(case, rng_state) if case.dropout_p else None
     ref, pt = (reference(inputs, keep, arith) for arith in arithmetics(case))
     compare(case, inputs, out, lse, grads, ref, pt, slack)
     if case.dropout_p:

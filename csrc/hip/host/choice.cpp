@@ -1,6 +1,7 @@
 #include "hip/host/choice.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "flash_attn/gpu.h"
 #include "hip/runtime/code_objects.h"
@@ -49,7 +50,7 @@ const KernelRow* find(const Problem& p, Family family, Target target, Variant va
 Target target_kind(const std::string& target) {
   if (target == "gfx942") return Target::cdna3;
   if (target == "gfx1200" || target == "gfx1201") return Target::rdna4;
-  if (target.rfind("sm_", 0) == 0 && target >= "sm_80" && target.size() >= 5) return Target::cuda;
+  if (target.rfind("sm_", 0) == 0 && std::atoi(target.c_str() + 3) >= 80) return Target::cuda;
   throw NotSupported("flash_attn: there are no kernels for the GPU " + target +
                      "; kernels exist for gfx942, gfx1200, gfx1201 and sm_80 or later; " + embedded_list());
 }

@@ -1,6 +1,7 @@
 #include "hip/runtime/code_objects.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <span>
 

@@ -45,7 +45,7 @@ FLASH_ATTN_API std::string missing_code_objects();
 /// any other runtime, and when a value is not accepted.
 struct Simulation {
   std::string target = "gfx942";
-  std::string schedule = "in_order";  ///< in_order, round_robin or random
+  std::string schedule = "in-order";  ///< in-order, round-robin or random
   std::uint64_t seed = 0;
   std::string checks = "all";
   int threads = 1;

@@ -1,0 +1,122 @@
+// The choice of kernels: every combination has a row or a reason.
+#include "hip/host/choice.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "flash_attn/gpu.h"
+#include "hip/runtime/code_objects.h"
+
+namespace flash_attn::gpu {
+namespace {
+
+Problem problem(DType dtype, index_t D, index_t Dv) {
+  Problem p;
+  p.dtype = dtype, p.device = Device::gpu;
+  p.B = 1, p.H = p.Hk = 2, p.Sq = p.Sk = 100, p.D = D, p.Dv = Dv;
+  p.scale = 0.1;
+  return p;
+}
+
+std::vector<std::string> amd_targets() {
+  std::vector<std::string> targets;
+  for (const std::string& target : embedded_targets())
+    if (target.rfind("gfx", 0) == 0) targets.push_back(target);
+  return targets;
+}
+
+std::string refusal(const Problem& p, Pass pass, const std::string& target) {
+  try {
+    choose_kernels(p, pass, target, Variant::general);
+  } catch (const NotSupported& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Choice, EveryHeadDimUpTo256HasKernelsBothWays) {
+  for (const std::string& target : amd_targets())
+    for (const DType dtype : {DType::f16, DType::bf16, DType::f32})
+      for (const Variant variant : {Variant::plain, Variant::general})
+        for (const index_t D : {1, 40, 64, 65, 128, 129, 192, 256})
+          for (const index_t Dv : {1, 64, 80, 256})
+            for (const Pass pass : {Pass::forward, Pass::backward}) {
+              const auto rows = choose_kernels(problem(dtype, D, Dv), pass, target, variant);
+              ASSERT_EQ(rows.size(), pass == Pass::forward ? 1u : rows.size() == 4 ? 4u : 3u);
+              for (const KernelRow* row : rows)
+                EXPECT_TRUE(row->D >= D && row->Dv >= Dv && row->dtype == dtype) << row->name;
+            }
+}
+
+TEST(Choice, TheNarrowestRowIsTaken) {
+  for (const std::string& target : amd_targets()) {
+    const auto name = [&](index_t D, index_t Dv) {
+      return std::string(choose_kernels(problem(DType::bf16, D, Dv), Pass::forward, target, Variant::plain)[0]->name);
+    };
+    EXPECT_EQ(name(64, 64), "fa_forward_bf16_d64_plain");
+    EXPECT_EQ(name(65, 8), "fa_forward_bf16_d128_plain");
+    EXPECT_EQ(name(8, 129), "fa_forward_bf16_d256_plain");
+  }
+}
+
+TEST(Choice, RefusalsNameWhatThereIs) {
+  for (const std::string& target : amd_targets()) {
+    EXPECT_NE(refusal(problem(DType::bf16, 257, 64), Pass::forward, target).find("up to D = 256"), std::string::npos);
+    EXPECT_NE(refusal(problem(DType::f64, 64, 64), Pass::backward, target).find("accepted dtypes"), std::string::npos);
+  }
+  const std::string unknown = refusal(problem(DType::bf16, 64, 64), Pass::forward, "gfx803");
+  EXPECT_NE(unknown.find("gfx803"), std::string::npos);
+  EXPECT_NE(unknown.find("gfx942"), std::string::npos);
+  const std::string lacking = refusal(problem(DType::bf16, 64, 64), Pass::forward, "sm_120");
+  EXPECT_NE(lacking.find("GPU_ARCHS=sm_120"), std::string::npos) << lacking;
+}
+
+TEST(Choice, FeaturesThatNeedTheGeneralVariant) {
+  const auto variant = [](const Problem& p, bool regular = true) { return choose_variant(p, regular).variant; };
+  Problem p = problem(DType::bf16, 64, 64);
+  EXPECT_EQ(variant(p), Variant::plain);
+  EXPECT_EQ(variant(p, false), Variant::general);
+  p.window_right = 0;
+  EXPECT_EQ(variant(p), Variant::plain);
+  p.window_right = 1;
+  EXPECT_EQ(variant(p), Variant::general);
+  p = problem(DType::bf16, 64, 64), p.window_left = 3;
+  EXPECT_EQ(variant(p), Variant::general);
+  p = problem(DType::bf16, 64, 64), p.scale = 0;
+  EXPECT_EQ(variant(p), Variant::general);
+  p = problem(DType::bf16, 64, 64), p.softcap = 2;
+  EXPECT_EQ(variant(p), Variant::general);
+  p = problem(DType::bf16, 64, 64), p.dropout.active = true;
+  EXPECT_EQ(variant(p), Variant::general);
+  EXPECT_EQ(variant(problem(DType::f32, 64, 64)), Variant::general);
+}
+
+TEST(CodeObjects, EveryRowOfEveryTargetIsInItsObject) {
+  for (const std::string& target : embedded_targets())
+    for (const KernelRow& row : kKernels) {
+      if (row.target != target_kind(target)) continue;
+      const std::vector<std::byte> object = unpack_code_object(target, object_name(row.family));
+      const std::string_view text(reinterpret_cast<const char*>(object.data()), object.size());
+      ASSERT_NE(text.find(row.name), std::string_view::npos) << row.name << " in " << target;
+    }
+}
+
+TEST(CodeObjects, AreListedOrTheirAbsenceExplained) {
+  EXPECT_NE(code_objects().empty(), missing_code_objects().empty());
+  for (const CodeObject& object : code_objects())
+    EXPECT_EQ(unpack_code_object(object.target, object.name).size(), object.bytes);
+  EXPECT_THROW(unpack_code_object("gfx803", "forward"), NotSupported);
+}
+
+TEST(CodeObjects, NvidiaRunsOlderMinorsOfItsMajor) {
+  const auto targets = embedded_targets();
+  if (std::find(targets.begin(), targets.end(), "sm_80") != targets.end()) {
+    EXPECT_EQ(embedded_target_for("sm_86"), "sm_80");
+  }
+  EXPECT_EQ(embedded_target_for("gfx803"), "");
+  EXPECT_EQ(embedded_target_for("sm_30"), "");
+}
+
+}  // namespace
+}  // namespace flash_attn::gpu
