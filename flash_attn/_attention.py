@@ -16,6 +16,9 @@ _attention = torch.ops.flash_attn.attention.default
 _attention_kvpacked = torch.ops.flash_attn.attention_kvpacked.default
 _attention_qkvpacked = torch.ops.flash_attn.attention_qkvpacked.default
 
+# What these functions take after upstream's arguments.
+EXTENSIONS = ("attn_bias", "attn_mask", "learnable_sink", "key_begin", "key_end")
+
 _DENSE = (None, None, 0, 0)  # no cu_seqlens_q, cu_seqlens_k; their max_seqlen_q, max_seqlen_k are unused
 
 
@@ -54,8 +57,12 @@ def _attend(
     alibi_slopes,
     deterministic,
     return_attn_probs,
+    *score_arguments,
 ):
-    """Calls one of the three operators. lengths: (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)."""
+    """Calls one of the three operators. lengths: (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k).
+
+    score_arguments: attn_bias, attn_mask, learnable_sink, key_begin, key_end.
+    """
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
     left, right = window_bounds(window_size)
     out, softmax_lse, s_dmask = op(
@@ -73,6 +80,7 @@ def _attend(
         alibi_slopes,
         deterministic,
         return_attn_probs,
+        *score_arguments,
     )
     return (out, softmax_lse, s_dmask) if return_attn_probs else out
 
@@ -89,6 +97,11 @@ def flash_attn_func(
     alibi_slopes=None,
     deterministic=False,
     return_attn_probs=False,
+    attn_bias=None,
+    attn_mask=None,
+    learnable_sink=None,
+    key_begin=None,
+    key_end=None,
 ):
     """Attention of q (B,Sq,H,D) over k (B,Sk,Hk,D) and v (B,Sk,Hk,Dv): out (B,Sq,H,Dv).
 
@@ -107,11 +120,23 @@ def flash_attn_func(
     softcap: > 0: score = softcap * tanh(score / softcap), before ALiBi and mask. Not together with dropout.
     alibi_slopes: fp32 (H) or (B,H): adds -slope * |i + Sk - Sq - j| to the score. No gradient.
     deterministic: bit-identical gradients from run to run. The CPU backend's always are.
-    return_attn_probs: also return softmax_lse and S_dmask; neither carries gradient.
+    return_attn_probs: also return softmax_lse and S_dmask. Gradient flows through softmax_lse, not through S_dmask.
+
+    Beyond upstream, after its arguments (a dimension of size 1 holds for all; all of them combine with one another):
+
+    attn_bias: (B|1,H|1,Sq|1,Sk), dtype of q or fp32: added to the score after softcap, as ALiBi is. -inf (anything
+        below -1e30) masks. Gradient flows to it, summed in a fixed order where it is broadcast.
+    attn_mask: bool (B,Sk), (B,Sq,Sk) or (B,H,Sq,Sk), True where the key is kept. Two dimensions are a key padding mask.
+    learnable_sink: (H), dtype of q or fp32: one more logit in every row's softmax, whose value is zero. It is part of
+        softmax_lse. Gradient flows to it.
+    key_begin, key_end: int32 (B|1,Sq) or (B|1,H|1,Sq): row i sees keys [key_begin[i], key_end[i]) at most, whatever
+        causal and window allow. Prefix-LM: key_end = max(i + 1, prefix), causal=False. Packed documents: key_begin =
+        the document's first position, causal=True. No tensor of Sq x Sk is needed, and what no row of a tile sees is
+        skipped.
 
     Returns out in q's dtype or, with return_attn_probs, (out, softmax_lse, S_dmask):
-    softmax_lse (B,H,Sq): natural log of the softmax denominator, fp32 (fp64 when q is); +inf for a row that sees no
-        key, whose out and gradients are 0.
+    softmax_lse (B,H,Sq): natural log of the softmax denominator, fp32 (fp64 when q is); +inf for a row that sees
+        neither a key nor a sink, whose out and gradients are 0.
     S_dmask (B,H,Sq,Sk), for tests: q's dtype. exp(score - row maximum), negative where dropout dropped the weight;
         shape (0) when dropout_p is 0.
 
@@ -119,7 +144,8 @@ def flash_attn_func(
     what was passed and what is accepted.
     """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return _attend(_attention, (q, k, v), _DENSE, *options)
+    scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
+    return _attend(_attention, (q, k, v), _DENSE, *options, *scores)
 
 
 def flash_attn_kvpacked_func(
@@ -133,13 +159,19 @@ def flash_attn_kvpacked_func(
     alibi_slopes=None,
     deterministic=False,
     return_attn_probs=False,
+    attn_bias=None,
+    attn_mask=None,
+    learnable_sink=None,
+    key_begin=None,
+    key_end=None,
 ):
     """`flash_attn_func` of q (B,Sq,H,D) and kv (B,Sk,2,Hk,D), keys then values: out (B,Sq,H,D).
 
     Backward writes one gradient for kv, without concatenating those of keys and values.
     """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return _attend(_attention_kvpacked, (q, kv), _DENSE, *options)
+    scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
+    return _attend(_attention_kvpacked, (q, kv), _DENSE, *options, *scores)
 
 
 def flash_attn_qkvpacked_func(
@@ -152,10 +184,16 @@ def flash_attn_qkvpacked_func(
     alibi_slopes=None,
     deterministic=False,
     return_attn_probs=False,
+    attn_bias=None,
+    attn_mask=None,
+    learnable_sink=None,
+    key_begin=None,
+    key_end=None,
 ):
     """`flash_attn_func` of qkv (B,S,3,H,D), queries, keys, values: out (B,S,H,D). Backward writes one gradient."""
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return _attend(_attention_qkvpacked, (qkv,), _DENSE, *options)
+    scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
+    return _attend(_attention_qkvpacked, (qkv,), _DENSE, *options, *scores)
 
 
 def flash_attn_varlen_func(
@@ -175,6 +213,11 @@ def flash_attn_varlen_func(
     deterministic=False,
     return_attn_probs=False,
     block_table=None,
+    attn_bias=None,
+    attn_mask=None,
+    learnable_sink=None,
+    key_begin=None,
+    key_end=None,
 ):
     """Attention within each sequence of a packed batch: q (Tq,H,D), k (Tk,Hk,D), v (Tk,Hk,Dv) -> out (Tq,H,Dv).
 
@@ -182,6 +225,10 @@ def flash_attn_varlen_func(
         cu_seqlens[b+1] - 1. Empty sequences are fine on either side.
     max_seqlen_q, max_seqlen_k: int (or one-item tensor), at least the longest sequence.
     block_table: paged keys and values are not there yet; anything but None raises NotImplementedError.
+
+    attn_bias (B|1,H|1,max_seqlen_q|1,max_seqlen_k), attn_mask (B,max_seqlen_k), (B,max_seqlen_q,max_seqlen_k) or 4-D:
+        rows and keys count from the beginning of each sequence; what lies past its end has gradient 0.
+    key_begin, key_end: (Tq) or (H|1,Tq), one per packed row; positions within the row's own sequence.
 
     With return_attn_probs: (out, softmax_lse (H,Tq), S_dmask (B,H,max_seqlen_q,max_seqlen_k)).
     The other arguments, dtypes and errors: see `flash_attn_func`; Sq and Sk are each sequence's own lengths.
@@ -192,7 +239,8 @@ def flash_attn_varlen_func(
             "into k (Tk,Hk,D) and v (Tk,Hk,Dv) and pass block_table=None."
         )
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return _attend(_attention, (q, k, v), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), *options)
+    scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
+    return _attend(_attention, (q, k, v), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), *options, *scores)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -210,10 +258,18 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes=None,
     deterministic=False,
     return_attn_probs=False,
+    attn_bias=None,
+    attn_mask=None,
+    learnable_sink=None,
+    key_begin=None,
+    key_end=None,
 ):
     """`flash_attn_varlen_func` of q (Tq,H,D) and kv (Tk,2,Hk,D), keys then values: out (Tq,H,D)."""
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return _attend(_attention_kvpacked, (q, kv), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), *options)
+    scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
+    return _attend(
+        _attention_kvpacked, (q, kv), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), *options, *scores
+    )
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -228,10 +284,16 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes=None,
     deterministic=False,
     return_attn_probs=False,
+    attn_bias=None,
+    attn_mask=None,
+    learnable_sink=None,
+    key_begin=None,
+    key_end=None,
 ):
     """`flash_attn_varlen_func` of qkv (T,3,H,D), queries, keys, values, with cu_seqlens for both: out (T,H,D)."""
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return _attend(_attention_qkvpacked, (qkv,), (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), *options)
+    scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
+    return _attend(_attention_qkvpacked, (qkv,), (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), *options, *scores)
 
 
 def flash_attn_with_kvcache(

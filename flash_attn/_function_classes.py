@@ -14,8 +14,9 @@ from flash_attn import _attention
 
 
 def _function_class(name, function):
-    """A class whose apply takes the function's arguments, all of them and positionally, then is_grad_enabled."""
-    names = [*inspect.signature(function).parameters, "is_grad_enabled"]
+    """A class whose apply takes upstream's arguments of the function, positionally, then is_grad_enabled."""
+    parameters = inspect.signature(function).parameters
+    names = [*(n for n in parameters if n not in _attention.EXTENSIONS), "is_grad_enabled"]
     names = ["return_softmax" if n == "return_attn_probs" else n for n in names]  # as upstream calls it here
     count, listed = len(names), ", ".join(names)
 

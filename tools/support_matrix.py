@@ -35,12 +35,19 @@ _BOTH_WAYS = {
     "layouts": ("dense", "varlen", "packed qkv and kv", "zero lengths and rows without keys", "strided inputs"),
     "head dims": ("head dim 1 to 256", "head dim 257 to 576", "Dv different from D", "MQA/GQA"),
     "scores": ("causal", "window", "softcap", "ALiBi", "dropout"),
+    "beyond upstream": ("attn_bias", "attn_mask", "learnable_sink", "key_begin and key_end"),
 }
 SECTIONS: Dict[str, Tuple[str, ...]] = {
     section: tuple(f"{name} {way}" for name in names for way in ("forward", "backward"))
     for section, names in _BOTH_WAYS.items()
 }
-SECTIONS["results"] = ("softmax_lse", "S_dmask", "deterministic", "same bits for every thread count")
+SECTIONS["results"] = (
+    "softmax_lse",
+    "gradient of softmax_lse",
+    "S_dmask",
+    "deterministic",
+    "same bits for every thread count",
+)
 SECTIONS["torch"] = ("torch.compile", "autocast", "activation checkpointing")
 SECTIONS["serving"] = (
     "paged varlen forward",

@@ -15,6 +15,7 @@ const char* to_string(DType dtype) noexcept {
     case DType::f64: return "float64";
     case DType::i32: return "int32";
     case DType::i64: return "int64";
+    case DType::boolean: return "bool";
   }
   return "unknown";
 }
@@ -27,6 +28,7 @@ std::int64_t size_of(DType dtype) noexcept {
     case DType::i32: return 4;
     case DType::f64:
     case DType::i64: return 8;
+    case DType::boolean: return 1;
   }
   return 0;
 }

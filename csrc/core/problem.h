@@ -16,6 +16,22 @@ struct Operand {
   index_t head_stride = 0;
 };
 
+// A table over (batch element, head, query, key); broadcast dimensions have stride 0. Queries and keys count from the
+// beginning of their sequence.
+struct ScoreTable {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  index_t batch_stride = 0, head_stride = 0, row_stride = 0, key_stride = 0;
+
+  FA_INLINE bool given() const { return data != nullptr; }
+};
+
+// int32 bounds of the keys per query row; broadcast dimensions have stride 0.
+struct BoundTable {
+  const std::int32_t* data = nullptr;
+  index_t batch_stride = 0, head_stride = 0, row_stride = 0;
+};
+
 // Where sequence b lies in packed tensors, and how long it is. Dense: begins are 0.
 struct Sequence {
   index_t q_begin, q_len;
@@ -39,6 +55,10 @@ struct Problem {
   index_t alibi_batch_stride = 0;
   DropoutRule dropout;                      // On a GPU without the subkey: rng_state is in its memory.
   const std::int64_t* rng_state = nullptr;  // Seed and offset; null without dropout.
+  ScoreTable bias, mask;
+  BoundTable key_begin, key_end;  // Packed: rows of all sequences, batch_stride 0.
+  const void* sink = nullptr;     // (H), contiguous
+  DType sink_dtype = DType::f32;
 
   FA_INLINE index_t group() const { return H / Hk; }
 
@@ -65,7 +85,18 @@ struct Problem {
     rule.Sk = s.k_len;
     rule.window_left = window_left;
     rule.window_right = window_right;
+    if (key_begin.data)
+      rule.bounds.begin = bound_row(key_begin, b, h, s), rule.bounds.begin_stride = key_begin.row_stride;
+    if (key_end.data) rule.bounds.end = bound_row(key_end, b, h, s), rule.bounds.end_stride = key_end.row_stride;
+    if (mask.given())
+      rule.mask = {static_cast<const std::uint8_t*>(mask.data) + b * mask.batch_stride + h * mask.head_stride,
+                   mask.row_stride, mask.key_stride};
     return rule;
+  }
+
+ private:
+  FA_INLINE static const std::int32_t* bound_row(const BoundTable& t, index_t b, index_t h, const Sequence& s) {
+    return t.data + b * t.batch_stride + h * t.head_stride + s.q_begin * t.row_stride;
   }
 };
 
@@ -80,7 +111,10 @@ struct BackwardProblem {
   Problem problem;
   Operand dout, out, dq, dk, dv;
   const void* lse = nullptr;
+  const void* dlse = nullptr;  // As lse; null: the loss does not use it.
   void* softmax_d = nullptr;
+  ScoreTable dbias;       // Where the bias is broadcast, so is this; null data: not wanted.
+  void* dsink = nullptr;  // (H), dtype of the sink; null: not wanted.
 };
 
 }  // namespace flash_attn

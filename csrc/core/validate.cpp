@@ -1,65 +1,12 @@
 #include "core/validate.h"
 
 #include <cmath>
-#include <initializer_list>
-#include <sstream>
+
+#include "core/checks.h"
+#include "core/score_arguments.h"
 
 namespace flash_attn {
 namespace {
-
-template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream text;
-  text << "flash_attn: ";
-  (text << ... << parts);
-  throw Error(text.str());
-}
-
-std::string list(const std::int64_t* values, int n) {
-  std::string text = "(";
-  for (int i = 0; i < n; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
-  return text + ")";
-}
-
-std::string shape_of(const TensorView& t) { return list(t.sizes.data(), t.ndim); }
-
-bool is_floating(DType dtype) {
-  return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
-}
-
-DType lse_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-
-void check_dtype(const char* name, const TensorView& t, DType expected, const char* why) {
-  if (t.dtype != expected) fail(name, " must have dtype ", to_string(expected), why, ", got ", to_string(t.dtype));
-}
-
-void check_shape(const char* name, const TensorView& t, std::initializer_list<std::int64_t> expected,
-                 const char* letters) {
-  bool same = t.ndim == static_cast<int>(expected.size());
-  int d = 0;
-  for (std::int64_t size : expected) same = same && t.sizes[d++] == size;
-  if (!same)
-    fail(name, " must have shape ", letters, " = ", list(expected.begin(), static_cast<int>(expected.size())), ", got ",
-         shape_of(t));
-}
-
-void check_contiguous(const char* name, const TensorView& t) {
-  for (int d = 0; d < t.ndim; ++d)
-    if (t.sizes[d] == 0) return;  // Nothing to stride over; libraries disagree about what the strides are then.
-  std::int64_t stride = 1;
-  for (int d = t.ndim - 1; d >= 0; --d) {
-    if (t.sizes[d] > 1 && t.strides[d] != stride)
-      fail(name, " must be contiguous, got strides ", list(t.strides.data(), t.ndim), " for shape ", shape_of(t),
-           "; pass ", name, ".contiguous()");
-    stride *= t.sizes[d];
-  }
-}
-
-void check_last_stride(const char* name, const TensorView& t) {
-  if (t.sizes[t.ndim - 1] > 1 && t.strides[t.ndim - 1] != 1)
-    fail(name, " must have a contiguous last dimension (stride 1), got strides ", list(t.strides.data(), t.ndim),
-         "; pass ", name, ".contiguous()");
-}
 
 // Rows of a tensor of (batch,) row, head, feature.
 Operand operand(const TensorView& t) {
@@ -241,6 +188,7 @@ Problem validate(const AttentionProblem& r) {
   if (r.causal) p.window_right = 0;
   resolve_alibi(r, p);
   resolve_dropout(r, p);
+  resolve_score_arguments(r, p);
   return p;
 }
 
@@ -280,6 +228,11 @@ BackwardProblem validate(const BackwardArgs& args) {
   b.dv = operand(args.dv);
   b.lse = args.lse.data;
   b.softmax_d = args.softmax_d.data;
+  if (args.dlse.given()) {
+    check_lse_shaped("dlse", args.dlse, p);
+    b.dlse = args.dlse.data;
+  }
+  resolve_score_gradients(args, b);
   return b;
 }
 

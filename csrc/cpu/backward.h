@@ -16,6 +16,7 @@
 #include "core/thread_pool.h"
 #include "cpu/dropout_bytes.h"
 #include "cpu/pack.h"
+#include "cpu/score_tables.h"
 #include "cpu/target.h"
 #include "cpu/units.h"
 #include "cpu/workspace.h"
@@ -40,6 +41,7 @@ class Backward {
         executor_(executor),
         format_(row_format<Target>(p_.dtype)),
         units_(p_),
+        addend_(p_),
         tiles_(backward_tiles(p_.D, p_.Dv, sizeof(Elem))),
         depth_(round_up(p_.D, kStep)),
         v_depth_(round_up(p_.Dv, kStep)),
@@ -99,6 +101,7 @@ class Backward {
     Elem *p_rows, *ds_rows;  // kRows x queries, as multiplicands; the memory of scores and dp when kInPlace
     Elem* ds;                // keys x queries: dS^T of the whole key block, as A operand of dQ
     std::uint8_t* dropout;   // keys x queries
+    Real* addend;            // keys x queries, when there are bias, mask or row bounds
     index_t bytes;
   };
 
@@ -133,6 +136,7 @@ class Backward {
     s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kRows * queries);
     s.ds = c.take<Elem>(keys * (queries + kRows));  // round_up(keys, kRows) is even, so whole k-steps.
     s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 64) * queries);
+    s.addend = has_addend() ? c.take<Real>(tiles_.keys * queries) : nullptr;
     s.bytes = c.used();
     return s;
   }
@@ -177,7 +181,7 @@ class Backward {
     pack_direct<Target>(s.rows, v_stride_, {q.dout_direct, padded, v_stride_});
   }
 
-  // delta = rowsum(dout * out), and the LSE in log2 units; +inf makes every probability of an empty row 0.
+  // delta = rowsum(dout * out) - dlse, and the LSE in log2 units; +inf makes every probability of an empty row 0.
   void row_statistics(const Rows& r, const QueryBlock& q, const Scratch& s) const {
     const index_t at = p_.lse_offset(r.b, r.h) + r.first;
     const Real* const lse = static_cast<const Real*>(f_.lse) + at;
@@ -203,6 +207,7 @@ class Backward {
         for (index_t c = 0; c < n; c += W) products = fma(Simd::load(dout + c), Simd::load(out + c), products);
         sum += Simd::reduce_sum(products);
       }
+      if (f_.dlse && std::isfinite(lse[i])) sum -= static_cast<const Real*>(f_.dlse)[at + i];
       softmax_d[i] = q.delta[i] = sum;
       q.lse_log2[i] = lse[i] == -kInfinity ? kInfinity : lse[i] * Real(kLog2e);
     }
@@ -243,6 +248,12 @@ class Backward {
       for (index_t j = keys.begin; j < keys.end; j += 64)
         dropout_columns<Target>(p_.dropout, r.b, r.h, r.first, r.count, j,
                                 s.dropout + (j - keys.begin) * tiles_.queries, tiles_.queries);
+    if (has_addend()) {
+      // `scores` is not in use yet, and holds more than a row of keys.
+      addend_.columns(r.rule, r.b, r.h, {r.first, r.first + r.count}, keys, s.scores, s.addend, tiles_.queries);
+      for (index_t n = 0; n < keys.end - keys.begin; ++n)
+        fill(s.addend + n * tiles_.queries, r.count, round_up(r.count, W), Real(0));
+    }
     for (index_t n = 0; n < keys.end - keys.begin; n += kRows) strip(r, q, keys, n, s);
 
     while (q.turn->load(std::memory_order_acquire) != kb) std::this_thread::yield();
@@ -278,7 +289,8 @@ class Backward {
                            first, last, s.dp, ld, false);
     for (index_t t = 0; t < kRows; ++t) {
       if (t < rows)
-        gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld);
+        gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld,
+                     has_addend() ? s.addend + (n + t) * ld : nullptr);
       else
         fill(s.scores + t * ld, c.begin, c.end, Real(0)), fill(s.dp + t * ld, c.begin, c.end, Real(0));
     }
@@ -290,15 +302,17 @@ class Backward {
   }
 
   // One key: x holds q.k and becomes the (dropped) probability, y holds dout.v and becomes d(scale * q.k).
-  void gradient_row(const Rows& r, const QueryBlock& q, index_t j, Range c, Real* x, Real* y,
-                    const std::uint8_t* bytes) const {
+  void gradient_row(const Rows& r, const QueryBlock& q, index_t j, Range c, Real* x, Real* y, const std::uint8_t* bytes,
+                    const Real* addend) const {
     const ScoreRule<Real>& rule = r.rule;
     const DropoutRule& dropout = p_.dropout;
     const bool plain = !rule.has_softcap() && !rule.has_alibi();
     V distance = V(Real(rule.diagonal(r.first + c.begin) - j)) + Simd::iota();
     for (index_t n = c.begin; n < c.end; n += W, distance = distance + V(Real(W))) {
       const V dot = Simd::load(x + n), lse = Simd::load(q.lse_log2 + n);
-      V p = exp2((plain ? dot * V(rule.scale_log2) : rule.logit(dot, distance)) - lse);
+      // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
+      V p = addend ? exp2(vmin(rule.logit(dot, distance, Simd::load(addend + n)) - lse, V(Real(0))))
+                   : exp2((plain ? dot * V(rule.scale_log2) : rule.logit(dot, distance)) - lse);
       V dp = Simd::load(y + n);
       if (dropout.active) dp = Simd::keep_where(dp, bytes + n, dropout.keep_threshold) * V(Real(dropout.keep_scale));
       V ds = p * (dp - Simd::load(q.delta + n));
@@ -353,11 +367,14 @@ class Backward {
                     row_at(f_.dq, format_.size, r.b, r.sequence.q_begin + r.first + i, r.h));
   }
 
+  bool has_addend() const { return addend_.given() || p_.key_begin.data || p_.key_end.data; }
+
   const BackwardProblem& f_;
   const Problem& p_;
   const Executor& executor_;
   const RowFormat<Target> format_;
   const Units units_;
+  const Addend<Target> addend_;
   const Tiles tiles_;
   const index_t depth_, v_depth_, stride_, v_stride_;
   const index_t query_blocks_, key_blocks_;

@@ -11,6 +11,7 @@
 #include "core/thread_pool.h"
 #include "cpu/dropout_bytes.h"
 #include "cpu/pack.h"
+#include "cpu/score_tables.h"
 #include "cpu/target.h"
 #include "cpu/units.h"
 #include "cpu/workspace.h"
@@ -34,6 +35,7 @@ class Forward {
         executor_(executor),
         format_(row_format<Target>(p_.dtype)),
         units_(p_),
+        addend_(p_),
         tiles_(forward_tiles(p_.D, p_.Dv, sizeof(Elem))),
         depth_(round_up(p_.D, kStep)),
         q_stride_(round_up(p_.D, W)),
@@ -86,6 +88,7 @@ class Forward {
     Real* o;              // queries x o_stride
     SoftmaxState<Real>* state;
     std::uint8_t* dropout;  // keys, rounded up to 256
+    Real* addend;           // keys, when there is a bias or a mask
     index_t bytes;
   };
 
@@ -108,6 +111,7 @@ class Forward {
     s.o = c.take<Real>(queries * o_stride_);
     s.state = c.take<SoftmaxState<Real>>(queries);
     s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 256));
+    s.addend = c.take<Real>(addend_.given() ? tiles_.keys : 0);
     s.bytes = c.used();
     return s;
   }
@@ -154,9 +158,16 @@ class Forward {
 
     if (!block.keys.empty())
       for (index_t kb = block.keys.begin / tiles_.keys; kb * tiles_.keys < block.keys.end; ++kb)
-        for (index_t r = 0; r < block.rows; r += kRows) strip(block, kb, r, s);
+        if (!hidden(block, kb))
+          for (index_t r = 0; r < block.rows; r += kRows) strip(block, kb, r, s);
     finish(block, s);
     if (f_.s_dmask) write_dmask(block, s);
+  }
+
+  // Whether the mask hides a whole key block from a whole block of queries.
+  bool hidden(const Block& block, index_t kb) const {
+    const Range keys{kb * tiles_.keys, min_of((kb + 1) * tiles_.keys, block.sequence.k_len)};
+    return block.rule.mask.given() && block.rule.cover({block.first, block.first + block.rows}, keys) == Cover::none;
   }
 
   // The part of a key block that a strip of queries sees, as columns of the block.
@@ -201,11 +212,19 @@ class Forward {
   }
 
   // Scores of query row r in log2 units, -inf where it sees nothing. Returns the factor that is still to be applied.
-  Real mask_and_transform(const Block& block, index_t r, const Columns& c, Real* x) const {
+  Real mask_and_transform(const Block& block, index_t r, const Columns& c, Real* x, const Scratch& s) const {
     const index_t i = block.first + r;
     const ScoreRule<Real>& rule = block.rule;
     Real factor = rule.scale_log2;
-    if (rule.has_softcap() || rule.has_alibi() || !(rule.scale_log2 > Real(0))) {
+    if (addend_.given()) {
+      addend_.row(rule, block.b, block.h, i, {c.origin + c.begin, c.origin + min_of(c.end, c.keys)},
+                  s.addend + c.begin);
+      fill(s.addend, min_of(c.end, c.keys), c.end, Real(0));
+      V distance = V(Real(rule.diagonal(i) - c.origin - c.begin)) - Simd::iota();
+      for (index_t n = c.begin; n < c.end; n += W, distance = distance - V(Real(W)))
+        Simd::store(x + n, rule.logit(Simd::load(x + n), distance, Simd::load(s.addend + n)));
+      factor = Real(1);
+    } else if (rule.has_softcap() || rule.has_alibi() || !(rule.scale_log2 > Real(0))) {
       V distance = V(Real(rule.diagonal(i) - c.origin - c.begin)) - Simd::iota();
       for (index_t n = c.begin; n < c.end; n += W, distance = distance - V(Real(W)))
         Simd::store(x + n, rule.logit(Simd::load(x + n), distance));
@@ -220,7 +239,7 @@ class Forward {
   }
 
   void softmax(const Block& block, index_t r, const Columns& c, Real* x, Elem* probabilities, const Scratch& s) const {
-    const Real factor = mask_and_transform(block, r, c, x);
+    const Real factor = mask_and_transform(block, r, c, x, s);
     V top = Simd::load(x + c.begin);
     for (index_t n = c.begin + W; n < c.end; n += W) top = vmax(top, Simd::load(x + n));
     SoftmaxState<Real>& state = s.state[r];
@@ -244,9 +263,15 @@ class Forward {
 
   void finish(const Block& block, const Scratch& s) const {
     Real* const lse = static_cast<Real*>(f_.lse) + p_.lse_offset(block.b, block.h) + block.first;
+    // The sink is one more key, of value 0.
+    const SoftmaxState<Real> sink{p_.sink ? sink_log2<Target>(p_, block.h) : Real(0), Real(1)};
+    const bool has_sink = p_.sink && sink.m > -std::numeric_limits<Real>::infinity();
     for (index_t r = 0; r < block.rows; ++r) {
-      lse[r] = s.state[r].lse();
-      format_.store(s.o + r * o_stride_, s.state[r].finish() * Real(p_.dropout.keep_scale), p_.Dv,
+      SoftmaxState<Real>& state = s.state[r];
+      Real factor = Real(1), unused;
+      if (has_sink) state.merge(sink, factor, unused);
+      lse[r] = state.lse();
+      format_.store(s.o + r * o_stride_, factor * state.finish() * Real(p_.dropout.keep_scale), p_.Dv,
                     row_at(f_.out, format_.size, block.b, block.sequence.q_begin + block.first + r, block.h));
     }
   }
@@ -265,7 +290,7 @@ class Forward {
 
   void write_dmask_row(const Block& block, index_t r, const Columns& c, Real* x, const Scratch& s) const {
     const index_t i = block.first + r;
-    const Real factor = mask_and_transform(block, r, c, x);
+    const Real factor = mask_and_transform(block, r, c, x, s);
     dropout_row<Target>(p_.dropout, block.b, block.h, i, c.origin, c.end, s.dropout);
     const V shift = V(-s.state[r].shift());
     for (index_t n = c.begin; n < c.end; n += W) {
@@ -283,6 +308,7 @@ class Forward {
   const Executor& executor_;
   const RowFormat<Target> format_;
   const Units units_;
+  const Addend<Target> addend_;
   Tiles tiles_;
   const index_t depth_, q_stride_, o_stride_;
   index_t query_blocks_ = 0, key_blocks_ = 0;

@@ -4,6 +4,7 @@
 #include "cpu/backward.h"
 #include "cpu/forward.h"
 #include "cpu/isa.h"
+#include "cpu/table_gradients.h"
 
 namespace flash_attn::cpu {
 
@@ -14,6 +15,9 @@ void run_forward(const ForwardProblem& problem, const Executor& executor) {
 template <class Target>
 void run_backward(const BackwardProblem& problem, const Executor& executor) {
   Backward<Target>(problem, executor).run();
+  // These read softmax_d.
+  if (problem.dsink) sink_gradient<Target>(problem, executor);
+  if (problem.dbias.given()) BiasGradient<Target>(problem, executor).run();
 }
 template <class Target>
 constexpr Kernels kernels_of(const char* instruction_set, const char* arithmetic) {

@@ -1,9 +1,10 @@
-// Derivative of the public operators in q, k and v, or their packed forms. softmax_lse and S_dmask are not
-// differentiable.
+// Derivative of the public operators: of out and softmax_lse, in q, k and v or their packed forms, attn_bias and
+// learnable_sink. S_dmask is not differentiable.
 //
 // Forward and backward go through the operators attention_forward and attention_backward, which are pure: the dropout
 // seed is drawn here and saved. So a compiler that traces this formula sees the draw, and forward, backward and
 // recomputation share one mask.
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "ops.h"
@@ -18,8 +19,14 @@ using torch::autograd::variable_list;
 using Named = decltype(AutogradContext::saved_data);
 
 /// Saved for backward, after the inputs.
-constexpr const char* kSavedTensors[] = {"out",          "softmax_lse",  "cu_seqlens_q",
-                                         "cu_seqlens_k", "alibi_slopes", "rng_state"};
+constexpr const char* kSavedTensors[] = {"out",       "softmax_lse", "cu_seqlens_q", "cu_seqlens_k", "alibi_slopes",
+                                         "rng_state", "attn_mask",   "key_begin",    "key_end"};
+
+/// Differentiable arguments that may be missing, with what asks attention_backward for their gradients. Where given,
+/// they follow q, k and v among the inputs of the formula.
+constexpr struct {
+  const char *name, *wanted;
+} kExtraInputs[] = {{"attn_bias", "bias_gradient"}, {"learnable_sink", "sink_gradient"}};
 
 c10::IValue value_of(const at::Tensor& tensor) { return tensor.defined() ? c10::IValue(tensor) : c10::IValue(); }
 at::Tensor tensor_of(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
@@ -32,20 +39,30 @@ torch::jit::Stack call_operator(const char* name, const Named& arguments) {
   return stack;
 }
 
-void set_qkv(at::TensorList inputs, Named& arguments) {
+/// Puts the inputs of the formula in their places; returns those without the extra ones.
+at::TensorList set_inputs(at::TensorList inputs, Named& arguments) {
+  std::size_t main = inputs.size();
+  for (const auto& extra : kExtraInputs) main -= arguments.at(extra.wanted).isNone() ? 0 : 1;
+  std::size_t next = main;
+  for (const auto& extra : kExtraInputs) {
+    if (!arguments.at(extra.wanted).isNone()) arguments[extra.name] = inputs[next++];
+  }
   const bool varlen = arguments["cu_seqlens_q"].isTensor() || arguments["cu_seqlens_k"].isTensor();
-  const auto [q, k, v] = unpack(inputs, varlen);
+  const auto qkv = inputs.slice(0, main);
+  const auto [q, k, v] = unpack(qkv, varlen);
   arguments["q"] = q;
   arguments["k"] = k;
   arguments["v"] = v;
+  return qkv;
 }
 
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
-  /// `arguments`: those of a public operator. Returns out, softmax_lse, S_dmask.
+  /// `arguments`: those of a public operator, and under the names of kExtraInputs' `wanted` None, or whether the extra
+  /// input needs its gradient. Returns out, softmax_lse, S_dmask.
   static variable_list forward(AutogradContext* ctx, at::TensorList inputs, Named arguments) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    set_qkv(inputs, arguments);
+    set_inputs(inputs, arguments);
     arguments["rng_state"] = value_of(draw_rng_state(arguments["q"].toTensor(), arguments["dropout_p"].toDouble()));
     const auto results = call_operator("flash_attn::attention_forward", arguments);
     arguments["out"] = results.at(0);
@@ -57,7 +74,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     for (const auto& [name, value] : arguments) {
       if (!value.isTensor()) ctx->saved_data[name] = value;
     }
-    ctx->mark_non_differentiable({tensor_of(results.at(1)), tensor_of(results.at(2))});
+    ctx->mark_non_differentiable({tensor_of(results.at(2))});
     ctx->set_materialize_grads(false);
     return {tensor_of(results.at(0)), tensor_of(results.at(1)), tensor_of(results.at(2))};
   }
@@ -66,14 +83,25 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const auto saved = ctx->get_saved_variables();
     const auto inputs = at::TensorList(saved).slice(0, saved.size() - std::size(kSavedTensors));
     variable_list grads(inputs.size());
-    if (const auto& dout = grad_outputs[0]; dout.defined()) {
+    if (grad_outputs[0].defined() || grad_outputs[1].defined()) {
       Named arguments = ctx->saved_data;
       auto tensor = saved.begin() + static_cast<std::ptrdiff_t>(inputs.size());
       for (const auto* name : kSavedTensors) arguments[name] = value_of(*tensor++);
-      set_qkv(inputs, arguments);
-      arguments["dout"] = dout;
-      arguments["packing"] = static_cast<std::int64_t>(packing_of(inputs));
-      grads = call_operator("flash_attn::attention_backward", arguments).at(0).toTensorVector();
+      const auto qkv = set_inputs(inputs, arguments);
+      arguments["packing"] = static_cast<std::int64_t>(packing_of(qkv));
+      arguments["dout"] = grad_outputs[0].defined() ? grad_outputs[0] : at::zeros_like(arguments["out"].toTensor());
+      arguments["dlse"] = value_of(grad_outputs[1]);
+      std::vector<bool> computed(qkv.size(), true);
+      for (const auto& extra : kExtraInputs) {
+        auto& wanted = arguments[extra.wanted];
+        if (!wanted.isNone()) computed.push_back(wanted.toBool());
+        if (wanted.isNone()) wanted = false;
+      }
+      const auto results = call_operator("flash_attn::attention_backward", arguments).at(0).toTensorVector();
+      auto result = results.begin();
+      for (std::size_t n = 0; n < computed.size(); ++n) {
+        if (computed[n]) grads[n] = *result++;
+      }
     }
     grads.emplace_back();  // No gradient for `arguments`.
     return grads;
@@ -84,9 +112,14 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
 
 void attention_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Arguments arguments(op, *stack);
-  const Inputs inputs = arguments.inputs();
+  Inputs inputs = arguments.inputs();
   Named named;
   for (const auto& argument : op.schema().arguments()) named[argument.name()] = arguments[argument.name().c_str()];
+  for (const auto& extra : kExtraInputs) {
+    const auto tensor = arguments.tensor(extra.name);
+    named[extra.wanted] = tensor.defined() ? c10::IValue(tensor.requires_grad()) : c10::IValue();
+    if (tensor.defined()) inputs.push_back(tensor);
+  }
   const auto results = AttentionFunction::apply(at::TensorList(inputs), std::move(named));
   torch::jit::drop(*stack, op.schema().arguments().size());
   torch::jit::push(*stack, results.at(0), results.at(1), results.at(2));

@@ -43,6 +43,11 @@ AttentionProblem problem_of(const Call& call) {
   problem.alibi_slopes = view(call.alibi_slopes, "alibi_slopes", device);
   problem.dropout_p = call.dropout_p;
   problem.rng_state = view(call.rng_state, "rng_state", device);
+  problem.attn_bias = view(call.attn_bias, "attn_bias", device);
+  problem.attn_mask = view(call.attn_mask, "attn_mask", device);
+  problem.key_begin = view(call.key_begin, "key_begin", device);
+  problem.key_end = view(call.key_end, "key_end", device);
+  problem.learnable_sink = view(call.learnable_sink, "learnable_sink", device);
   return problem;
 }
 
@@ -131,16 +136,16 @@ std::vector<at::Tensor> allocate_gradients(const Call& call, Packing packing, Gr
   check_ranks(call);
   if (packing == Packing::qkv) {
     const auto dqkv = packed_like(call.q, 3);
-    grads = {dqkv.select(-3, 0), dqkv.select(-3, 1), dqkv.select(-3, 2)};
+    grads = {dqkv.select(-3, 0), dqkv.select(-3, 1), dqkv.select(-3, 2), {}, {}};
     return {dqkv};
   }
   const auto dq = allocate_like(call.q);
   if (packing == Packing::kv) {
     const auto dkv = packed_like(call.k, 2);
-    grads = {dq, dkv.select(-3, 0), dkv.select(-3, 1)};
+    grads = {dq, dkv.select(-3, 0), dkv.select(-3, 1), {}, {}};
     return {dq, dkv};
   }
-  grads = {dq, allocate_like(call.k), allocate_like(call.v)};
+  grads = {dq, allocate_like(call.k), allocate_like(call.v), {}, {}};
   return {grads.dq, grads.dk, grads.dv};
 }
 
@@ -189,6 +194,9 @@ at::Tensor backward(const Call& call, const Saved& saved, Gradients& grads) {
   args.dv = operand(destination(grads.dv, call.v), "dv", "(B, Sk, Hk, Dv)", "(Tk, Hk, Dv)");
   const auto softmax_d = allocate_softmax_d(call);
   args.softmax_d = view(softmax_d, "softmax_d", device);
+  args.dlse = view(saved.dlse, "dlse", device);
+  args.dbias = view(grads.dbias, "dbias", device);
+  args.dsink = view(grads.dsink, "dsink", device);
   calling_core([&] { attention_backward(args, executor_for(device)); });
   for (const auto* grad : {&grads.dq, &grads.dk, &grads.dv}) mark_written(*grad);
   return softmax_d;

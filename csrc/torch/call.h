@@ -18,6 +18,7 @@ struct Call {
   at::Tensor q, k, v;
   at::Tensor cu_seqlens_q, cu_seqlens_k;
   at::Tensor alibi_slopes, rng_state;
+  at::Tensor attn_bias, attn_mask, key_begin, key_end, learnable_sink;
   c10::SymInt max_seqlen_q = 0, max_seqlen_k = 0;
   c10::SymInt window_left = -1, window_right = -1;
   double dropout_p = 0.0, softmax_scale = 1.0, softcap = 0.0;
@@ -42,10 +43,13 @@ struct ForwardResult {
 /// What the backward pass needs of the forward one, beside its arguments.
 struct Saved {
   at::Tensor dout, out, softmax_lse;
+  at::Tensor dlse;  // Undefined where the loss does not use softmax_lse.
 };
 
+/// dbias and dsink are computed where they are defined.
 struct Gradients {
   at::Tensor dq, dk, dv;
+  at::Tensor dbias, dsink;
 };
 
 /// Seed and offset of a dropout mask, int64 (2), from torch's generator of q's device. Undefined without dropout.
@@ -67,7 +71,7 @@ at::Tensor contiguous_rows(const at::Tensor& tensor);
 ForwardResult forward(const Call& call, const at::Tensor& out = {});
 
 /// Runs the backward pass into the tensors of `grads`, allocated where undefined.
-/// Returns softmax_d = rowsum(dout * out).
+/// Returns softmax_d = rowsum(dout * out) - dlse.
 at::Tensor backward(const Call& call, const Saved& saved, Gradients& grads);
 
 /// What the raw functions return as rng_state: zeros without dropout.

@@ -60,7 +60,7 @@ Tensors run_forward(Call& call, const OptionalTensor& out, bool return_softmax) 
 Tensors run_backward(Call& call, const Saved& saved, const OptionalTensor& dq, const OptionalTensor& dk,
                      const OptionalTensor& dv, const OptionalTensor& rng_state) {
   call.rng_state = tensor_or_none(rng_state);
-  Gradients grads{tensor_or_none(dq), tensor_or_none(dk), tensor_or_none(dv)};
+  Gradients grads{tensor_or_none(dq), tensor_or_none(dk), tensor_or_none(dv), {}, {}};
   const auto softmax_d = backward(call, saved, grads);
   return {grads.dq, grads.dk, grads.dv, softmax_d};
 }
@@ -104,7 +104,7 @@ Tensors bwd(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, co
   py::gil_scoped_release no_gil;
   Call call = make_call(q, k, v, alibi_slopes_,
                         {p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
-  return run_backward(call, {dout, out, softmax_lse}, dq_, dk_, dv_, rng_state);
+  return run_backward(call, {dout, out, softmax_lse, {}}, dq_, dk_, dv_, rng_state);
 }
 
 Tensors varlen_bwd(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -119,7 +119,7 @@ Tensors varlen_bwd(const at::Tensor& dout, const at::Tensor& q, const at::Tensor
   Call call = make_call(q, k, v, alibi_slopes_,
                         {p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
   set_lengths(call, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k);
-  return run_backward(call, {dout, out, softmax_lse}, dq_, dk_, dv_, rng_state);
+  return run_backward(call, {dout, out, softmax_lse, {}}, dq_, dk_, dv_, rng_state);
 }
 
 py::object fwd_kvcache(const py::args&, const py::kwargs&) {

@@ -32,6 +32,9 @@ Call Arguments::call() const {
   call.q = tensor("q"), call.k = tensor("k"), call.v = tensor("v");
   call.cu_seqlens_q = tensor("cu_seqlens_q"), call.cu_seqlens_k = tensor("cu_seqlens_k");
   call.alibi_slopes = tensor("alibi_slopes"), call.rng_state = tensor("rng_state");
+  call.attn_bias = tensor("attn_bias"), call.attn_mask = tensor("attn_mask");
+  call.key_begin = tensor("key_begin"), call.key_end = tensor("key_end");
+  call.learnable_sink = tensor("learnable_sink");
   if (given("max_seqlen_q")) call.max_seqlen_q = self["max_seqlen_q"].toSymInt();
   if (given("max_seqlen_k")) call.max_seqlen_k = self["max_seqlen_k"].toSymInt();
   call.window_left = self["window_size_left"].toSymInt();
@@ -56,11 +59,17 @@ namespace {
 // A tag nondeterministic_seeded tells compilers that the operator draws random numbers; without it a recomputed forward
 // pass (activation checkpointing under torch.compile) would silently use another dropout mask than the backward pass.
 
+/// Beyond upstream's arguments.
+#define SCORE_ARGUMENTS                                                                                   \
+  "Tensor? attn_bias=None, Tensor? attn_mask=None, Tensor? learnable_sink=None, Tensor? key_begin=None, " \
+  "Tensor? key_end=None"
+
 /// What follows the tensors in the public operators.
 #define PUBLIC_ARGUMENTS                                                                                    \
   "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, " \
   "float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right, float softcap, "    \
-  "Tensor? alibi_slopes, bool deterministic, bool return_softmax) -> (Tensor out, Tensor softmax_lse, Tensor S_dmask)"
+  "Tensor? alibi_slopes, bool deterministic, bool return_softmax, " SCORE_ARGUMENTS                         \
+  ") -> (Tensor out, Tensor softmax_lse, Tensor S_dmask)"
 
 void define_public(torch::Library& m) {
   const std::vector<at::Tag> draws{at::Tag::nondeterministic_seeded};
@@ -76,15 +85,19 @@ void define_inner(torch::Library& m) {
   m.def(
       "attention_forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_state, "
       "SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, float softmax_scale, bool causal, "
-      "SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, bool return_softmax) "
-      "-> (Tensor out, Tensor softmax_lse, Tensor S_dmask)");
-  // packing 0 returns [dq, dk, dv], 1 [dq, dkv], 2 [dqkv].
+      "SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, "
+      "bool return_softmax, " SCORE_ARGUMENTS ") -> (Tensor out, Tensor softmax_lse, Tensor S_dmask)");
+  // packing 0 returns [dq, dk, dv], 1 [dq, dkv], 2 [dqkv]; then the gradients of attn_bias and learnable_sink that are
+  // asked for.
   m.def(
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_state, SymInt max_seqlen_q, SymInt max_seqlen_k, "
       "float dropout_p, float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right, "
-      "float softcap, Tensor? alibi_slopes, bool deterministic, int packing) -> Tensor[]");
+      "float softcap, Tensor? alibi_slopes, bool deterministic, int packing, " SCORE_ARGUMENTS
+      ", Tensor? dlse=None, bool bias_gradient=False, bool sink_gradient=False) -> Tensor[]");
 }
+
+#undef SCORE_ARGUMENTS
 
 /// Upstream's operators, with upstream's schemas.
 void define_raw(torch::Library& m) {
@@ -122,6 +135,8 @@ Call with_contiguous_rows(Call call) {
   call.q = contiguous_rows(call.q);
   call.k = contiguous_rows(call.k);
   call.v = contiguous_rows(call.v);
+  call.attn_bias = contiguous_rows(call.attn_bias);
+  if (call.learnable_sink.defined()) call.learnable_sink = call.learnable_sink.contiguous();
   return call;
 }
 
@@ -133,12 +148,13 @@ Packing read_packing(const Arguments& arguments) {
 }
 
 Gradients read_gradients(const Arguments& arguments) {
-  return {arguments.tensor("dq"), arguments.tensor("dk"), arguments.tensor("dv")};
+  return {arguments.tensor("dq"), arguments.tensor("dk"), arguments.tensor("dv"), {}, {}};
 }
 
 Saved read_saved(const Arguments& arguments) {
+  const auto dlse = arguments.tensor("dlse");
   return {contiguous_rows(arguments.tensor("dout")), contiguous_rows(arguments.tensor("out")),
-          arguments.tensor("softmax_lse").contiguous()};
+          arguments.tensor("softmax_lse").contiguous(), dlse.defined() ? dlse.contiguous() : dlse};
 }
 
 /// The call of a raw forward operator.
@@ -196,11 +212,24 @@ void attention_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   reply(stack, op, result.out, result.softmax_lse, result.s_dmask);
 }
 
+/// What attention_backward returns.
+std::vector<at::Tensor> allocate_results(const Arguments& arguments, const Call& call, Gradients& grads) {
+  auto buffers = allocate_gradients(call, read_packing(arguments), grads);
+  const auto add = [&](bool wanted, const at::Tensor& of, const char* name, at::Tensor& grad) {
+    if (!wanted) return;
+    TORCH_CHECK(of.defined(), "flash_attn: the gradient of ", name, " is asked for, but ", name, " is None");
+    buffers.push_back(grad = at::empty_symint(of.sym_sizes(), of.options()));
+  };
+  add(arguments["bias_gradient"].toBool(), call.attn_bias, "attn_bias", grads.dbias);
+  add(arguments["sink_gradient"].toBool(), call.learnable_sink, "learnable_sink", grads.dsink);
+  return buffers;
+}
+
 void attention_backward_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Arguments arguments(op, *stack);
   const Call call = with_contiguous_rows(arguments.call());
   Gradients grads;
-  const auto buffers = allocate_gradients(call, read_packing(arguments), grads);
+  const auto buffers = allocate_results(arguments, call, grads);
   backward(call, read_saved(arguments), grads);
   reply(stack, op, buffers);
 }
@@ -208,7 +237,7 @@ void attention_backward_kernel(const c10::OperatorHandle& op, torch::jit::Stack*
 void attention_backward_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Arguments arguments = meta_arguments(op, *stack);
   Gradients grads;
-  const auto buffers = allocate_gradients(arguments.call(), read_packing(arguments), grads);
+  const auto buffers = allocate_results(arguments, arguments.call(), grads);
   reply(stack, op, buffers);
 }
 

@@ -27,9 +27,11 @@ inline DType core_dtype(const at::Tensor& tensor, const char* name) {
     case at::kDouble: return DType::f64;
     case at::kInt: return DType::i32;
     case at::kLong: return DType::i64;
+    case at::kBool: return DType::boolean;
     default:
-      TORCH_CHECK(false, "flash_attn: ", name, " has dtype ", tensor.scalar_type(),
-                  "; accepted: float16, bfloat16, float32 and float64, int32 for cu_seqlens, int64 for rng_state");
+      TORCH_CHECK(
+          false, "flash_attn: ", name, " has dtype ", tensor.scalar_type(),
+          "; accepted: float16, bfloat16, float32 and float64, int32 for lengths, bool for masks, int64 for rng_state");
   }
 }
 

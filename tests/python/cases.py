@@ -54,6 +54,12 @@ class Case:
     alibi: Optional[str] = None  # "H" or "BH"
     dropout_p: float = 0.0
     scale: Optional[float] = None
+    bias: Optional[str] = None  # the dimensions that are not broadcast, of "BHQ"; "" broadcasts over all three
+    bias_dtype: Optional[str] = None  # None: dtype
+    mask: Optional[str] = None  # "padding", "3-D", "4-D", "heads"
+    sink: bool = False
+    bounds: Optional[str] = None  # "documents", "prefix", "heads"
+    lse_gradient: bool = False
     packing: str = "separate"  # "kv", "qkv"
     strides: str = "contiguous"  # "heads first", "sliced"
     deterministic: bool = False
@@ -89,11 +95,16 @@ class Case:
             ("softcap", self.softcap > 0),
             ("ALiBi", self.alibi is not None),
             ("dropout", self.dropout_p > 0),
+            ("attn_bias", self.bias is not None),
+            ("attn_mask", self.mask is not None),
+            ("learnable_sink", self.sink),
+            ("key_begin and key_end", self.bounds is not None),
             ("MQA/GQA", self.H != self.Hk),
             ("packed qkv and kv", self.packing != "separate"),
         ]:
             both += [name] if used else []
         rows = [f"{name} {way}" for name in both for way in ("forward", "backward")] + ["softmax_lse"]
+        rows += ["gradient of softmax_lse"] if self.lse_gradient else []
         return rows + (["S_dmask"] if self.dropout_p > 0 else []) + (["deterministic"] if self.deterministic else [])
 
     def param(self, *marks):
@@ -170,6 +181,17 @@ FEATURES: Dict[str, Sequence] = {
     "softcap": (0.0, 15.0),
     "alibi": (None, "H", "BH"),
     "dropout_p": (0.0, 0.17, 0.5),
+    "bias": (None, "BHQ", "HQ", "B", ""),
+    "hide": (
+        None,
+        ("mask", "padding"),
+        ("mask", "3-D"),
+        ("mask", "heads"),
+        ("bounds", "documents"),
+        ("bounds", "heads"),
+    ),
+    "sink": (False, True),
+    "lse_gradient": (False, True),
     "packing": ("separate", "kv", "qkv"),
     "strides": ("contiguous", "heads first", "sliced"),
     "scale": (None, 0.31),
@@ -204,8 +226,10 @@ def feature_case(row: Row) -> Case:
     H, Hk = HEADS[row["heads"]]
     D, Dv = row["head_dims"]
     plain = {
-        n: row[n] for n in ("dtype", "softcap", "alibi", "dropout_p", "packing", "strides", "scale", "deterministic")
-    }
+        n: row[n]
+        for n in ("dtype", "softcap", "alibi", "dropout_p", "packing", "strides", "scale", "deterministic", "bias",
+                  "sink", "lse_gradient")
+    }  # fmt: skip
     return Case(
         lengths=(DENSE_LENGTHS if kind == "dense" else VARLEN_LENGTHS)[name],
         varlen=kind == "varlen",
@@ -215,6 +239,7 @@ def feature_case(row: Row) -> Case:
         D=D,
         Dv=Dv,
         **MASKS[row["mask"]],
+        **dict([row["hide"]] if row["hide"] else []),
         **plain,
     )
 
@@ -228,6 +253,12 @@ def lone_feature_cases() -> List[Case]:
     alone: List[Dict[str, Any]] = [dict(settings) for settings in MASKS.values()]
     alone += [{"softcap": 15.0}, {"alibi": "H"}, {"alibi": "BH"}, {"dropout_p": 0.17}, {"Hk": 1, "H": 3}, {"Dv": 24},
               {"scale": 0.31}, {"packing": "kv"}, {"deterministic": True}]  # fmt: skip
+    alone += [{"bias": which} for which in ("BHQ", "HQ", "BQ", "H", "")] + [{"bias": "HQ", "bias_dtype": "fp32"}]
+    alone += [{"mask": which} for which in ("padding", "3-D", "4-D", "heads")] + [
+        {"sink": True},
+        {"lse_gradient": True},
+    ]
+    alone += [{"bounds": which} for which in ("documents", "prefix", "heads")]
     bases = [Case(lengths=DENSE_LENGTHS["wide"]), Case(lengths=VARLEN_LENGTHS["ragged"], varlen=True)]
     bases = [replace(base, D=48, dtype=dtype) for base in bases for dtype in DTYPES]
     return [replace(base, **settings) for base in bases for settings in alone] + [

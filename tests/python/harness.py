@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import oracle
@@ -27,7 +27,10 @@ UNIT_ROUNDOFF = {"fp16": 2.0**-24, "bf16": 2.0**-24, "fp32": 2.0**-24, "fp64": 2
 
 @dataclass
 class Inputs:
-    """Tensors of a case. `leaves` are what the call gets and what gradients go to: [q, k, v], [q, kv] or [qkv]."""
+    """Tensors of a case. `leaves` are what the call gets and what gradients go to: [q, k, v], [q, kv] or [qkv].
+
+    `scores` are the keyword arguments of the tables; `hidden` is what mask and bounds leave, bool (B|1,H|1,Sq,Sk).
+    """
 
     case: Case
     leaves: List[Tensor]
@@ -38,6 +41,13 @@ class Inputs:
     alibi_slopes: Optional[Tensor]
     cu_seqlens_q: Optional[Tensor] = None
     cu_seqlens_k: Optional[Tensor] = None
+    scores: Dict[str, Tensor] = field(default_factory=dict)
+    kept: Optional[Tensor] = None
+    dlse: Optional[Tensor] = None
+
+    @property
+    def all_leaves(self) -> List[Tensor]:
+        return [*self.leaves, *(x for x in self.scores.values() if x.requires_grad)]
 
     @property
     def max_seqlens(self) -> Tuple[int, int]:
@@ -92,7 +102,56 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
         # Cubed, so that some heads look far back and others only at their neighbours.
         slopes = 0.3 * torch.rand((case.B, case.H) if case.alibi == "BH" else (case.H,), generator=g) ** 3
     cu = [cumulative(side) for side in zip(*case.lengths)] if case.varlen else [None, None]
-    return Inputs(case, [x.requires_grad_() for x in leaves], q, k, v, dout, slopes, *cu)
+    inputs = Inputs(case, [x.requires_grad_() for x in leaves], q, k, v, dout, slopes, *cu)
+    add_score_tables(inputs, g)
+    return inputs
+
+
+def add_score_tables(inputs: Inputs, g: torch.Generator) -> None:
+    """bias, mask, bounds and sink of the case, and the gradient of the LSE."""
+    case = inputs.case
+    (Sq, Sk), B, H = inputs.max_seqlens, case.B, case.H
+    if case.bias is not None:
+        shape = [n if letter in case.bias else 1 for n, letter in ((B, "B"), (H, "H"), (Sq, "Q"))] + [Sk]
+        bias = torch.randn(shape, generator=g).masked_fill(torch.rand(shape, generator=g) < 0.05, -math.inf)
+        inputs.scores["attn_bias"] = bias.to(TORCH_DTYPES[case.bias_dtype or case.dtype]).requires_grad_()
+    if case.sink:
+        inputs.scores["learnable_sink"] = torch.randn(H, generator=g).to(TORCH_DTYPES[case.dtype]).requires_grad_()
+    if case.mask is not None:
+        shape = {"padding": (B, Sk), "3-D": (B, Sq, Sk), "4-D": (B, H, Sq, Sk), "heads": (1, H, 1, Sk)}[case.mask]
+        mask = inputs.scores["attn_mask"] = torch.rand(shape, generator=g) < 0.7
+        inputs.kept = mask[:, None, None] if mask.dim() == 2 else mask[:, None] if mask.dim() == 3 else mask
+    if case.bounds is not None:
+        begin, end = key_bounds(case, g)
+        inputs.scores["key_begin"], inputs.scores["key_end"] = (
+            torch.cat([x[b, ..., :n] for b, (n, _) in enumerate(case.lengths)], -1) if case.varlen else x
+            for x in (begin, end)
+        )
+        if case.varlen and sum(n for n, _ in case.lengths) < len(inputs.q):
+            for name in ("key_begin", "key_end"):
+                x = inputs.scores[name]
+                inputs.scores[name] = torch.cat((x, x.new_zeros(*x.shape[:-1], len(inputs.q) - x.shape[-1])), -1)
+        j = torch.arange(Sk)
+        begin, end = (x[:, None, :, None] if x.dim() == 2 else x[..., None] for x in (begin, end))
+        kept = (begin <= j) & (j < end)
+        inputs.kept = kept if inputs.kept is None else inputs.kept & kept
+    if case.lse_gradient:
+        rows = (case.H, inputs.q.shape[0]) if case.varlen else (B, H, Sq)
+        inputs.dlse = torch.randn(rows, generator=g)
+
+
+def key_bounds(case: Case, g: torch.Generator) -> Tuple[Tensor, Tensor]:
+    """key_begin and key_end, int32 (B,Sq) or for "heads" (B,H,Sq): what documents and prefixes use, or anything."""
+    Sq, Sk = (max(side) for side in zip(*case.lengths))
+    if case.bounds == "documents":
+        begin = torch.arange(Sq).expand(case.B, Sq) // 50 * 50
+        return begin.int(), (begin + 50 + torch.arange(case.B)[:, None]).int()
+    if case.bounds == "prefix":
+        return torch.zeros(1, Sq).int().expand(case.B, Sq), torch.arange(1, Sq + 1).clamp(min=20).int().expand(
+            case.B, Sq
+        )
+    begin = torch.randint(-5, Sk + 1, (case.B, case.H, Sq), generator=g)
+    return begin.int(), (begin + torch.randint(-20, Sk + 1, begin.shape, generator=g)).int()
 
 
 def placed(inputs: Inputs, device: Device) -> Inputs:
@@ -111,6 +170,8 @@ def placed(inputs: Inputs, device: Device) -> Inputs:
         alibi_slopes=move(inputs.alibi_slopes),
         cu_seqlens_q=move(inputs.cu_seqlens_q),
         cu_seqlens_k=move(inputs.cu_seqlens_k),
+        scores={name: move(x.detach()).requires_grad_(x.requires_grad) for name, x in inputs.scores.items()},
+        dlse=move(inputs.dlse),
     )
 
 
@@ -126,6 +187,7 @@ def public_call(inputs: Inputs, **overrides):
         alibi_slopes=inputs.alibi_slopes,
         deterministic=case.deterministic,
         return_attn_probs=True,
+        **inputs.scores,
     )
     kwargs.update(overrides)
     name = "flash_attn_" + ("varlen_" if case.varlen else "")
@@ -139,10 +201,19 @@ def public_call(inputs: Inputs, **overrides):
 
 
 def unpack_grads(case: Case, grads: Sequence[Tensor]) -> Tuple[Tensor, ...]:
-    """dq, dk, dv from the gradients of the leaves."""
+    """dq, dk, dv and those of bias and sink, from the gradients of all leaves."""
     if case.packing == "kv":
-        return (grads[0], *grads[1].unbind(-3))
-    return tuple(grads[0].unbind(-3)) if case.packing == "qkv" else tuple(grads)
+        return (grads[0], *grads[1].unbind(-3), *grads[2:])
+    return (*grads[0].unbind(-3), *grads[1:]) if case.packing == "qkv" else tuple(grads)
+
+
+def gradients(inputs: Inputs, out: Tensor, lse: Tensor) -> Tuple[Tensor, ...]:
+    """Of sum(out * dout) and, where the case has it, sum(lse * dlse)."""
+    outputs, weights = [out], [inputs.dout]
+    if inputs.dlse is not None:
+        outputs.append(lse)
+        weights.append(inputs.dlse.to(lse.dtype))
+    return unpack_grads(inputs.case, torch.autograd.grad(outputs, inputs.all_leaves, weights))
 
 
 @functools.cache
@@ -157,7 +228,18 @@ def rng_state_after(seed: int, device: str = "cpu") -> Tuple[int, int]:
 
 def score_of(inputs: Inputs, keep: Optional[Tensor] = None) -> oracle.Score:
     case = inputs.case
-    return oracle.Score(case.scale, case.causal, case.window, case.softcap, inputs.alibi_slopes, case.dropout_p, keep)
+    return oracle.Score(
+        case.scale,
+        case.causal,
+        case.window,
+        case.softcap,
+        inputs.alibi_slopes,
+        case.dropout_p,
+        keep,
+        inputs.scores.get("attn_bias"),
+        inputs.kept,
+        inputs.scores.get("learnable_sink"),
+    )
 
 
 def rebuilt_mask(case: Case, rng_state: Sequence[int]) -> Optional[Tensor]:
@@ -170,9 +252,10 @@ def rebuilt_mask(case: Case, rng_state: Sequence[int]) -> Optional[Tensor]:
 def reference(inputs: Inputs, keep: Optional[Tensor], arith: oracle.Arithmetic, backward: bool = True) -> oracle.Result:
     case, dout = inputs.case, inputs.dout if backward else None
     qkv = (inputs.q, inputs.k, inputs.v)
+    score = score_of(inputs, keep)
     if case.varlen:
-        return oracle.run_varlen(*qkv, dout, list(case.lengths), score_of(inputs, keep), arith)
-    return oracle.run(*qkv, dout, score_of(inputs, keep), arith)
+        return oracle.run_varlen(*qkv, dout, list(case.lengths), score, arith, dlse=inputs.dlse)
+    return oracle.run(*qkv, dout, score, arith, dlse=inputs.dlse)
 
 
 def arithmetics(case: Case) -> Tuple[oracle.Arithmetic, oracle.Arithmetic]:
@@ -212,14 +295,19 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result) -> Di
     lse = ref.lse[torch.isfinite(ref.lse)]
     recomputed = 2 * u * (1 + largest(lse))
     floors = {"out": 4 * u * largest(ref.out)}
-    floors.update({name: recomputed * largest(grad) for name, grad in zip(("dq", "dk", "dv"), ref.grads)})
+    names = ["dq", "dk", "dv", *(n for n in ("attn_bias", "learnable_sink") if n in inputs.scores)]
+    floors.update({name: recomputed * largest(grad) for name, grad in zip(names, ref.grads)})
     scale = case.D**-0.5 if case.scale is None else abs(case.scale)
     u_out = torch.finfo(inputs.dout.dtype).eps / 2 if case.dropout_p else u
     dS = 2 * u_out * case.head_dim_v**0.5 * scale * largest(inputs.dout) * largest(inputs.v) / (1 - case.dropout_p)
     queries = max(Sq for Sq, _ in case.lengths) * case.H / case.Hk
     for name, operand, summed, index in (("dq", inputs.k, 1, 0), ("dk", inputs.q, queries, 1)):
-        if error(pt.grads[index], ref.grads[index]) == 0:
+        # A gradient of the LSE or tables leave E_pt tiny rather than 0.
+        if error(pt.grads[index], ref.grads[index]) == 0 or case.window == (0, 0):
             floors[name] += dS * largest(operand) * summed**0.5
+    if "attn_bias" in floors and case.window == (0, 0):
+        rows = case.B * case.H * max(Sq for Sq, _ in case.lengths)
+        floors["attn_bias"] += dS / scale * (rows / inputs.scores["attn_bias"][..., 0].numel()) ** 0.5
     return floors
 
 
@@ -235,14 +323,14 @@ def check(case: Case, slack: float = 1.0, device: Device = CPU) -> None:
     with device.scope():
         torch.manual_seed(DROPOUT_SEED)
         results = public_call(there)
-        grads = torch.autograd.grad(results[0], there.leaves, there.dout)
+        grads = gradients(there, *results[:2])
     out, lse, s_dmask = (x.to("cpu") for x in results)
-    grads = unpack_grads(case, [x.to("cpu") for x in grads])
+    grads = [x.to("cpu") for x in grads]
     keep = rebuilt_mask(case, rng_state) if case.dropout_p else None
     ref, pt = (reference(inputs, keep, arith) for arith in arithmetics(case))
     compare(case, inputs, out, lse, grads, ref, pt, slack)
     if case.dropout_p:
-        check_s_dmask(case, s_dmask, keep)
+        check_s_dmask(inputs, s_dmask, keep)
     else:
         assert s_dmask.shape == (0,) and s_dmask.dtype == out.dtype
 
@@ -257,10 +345,11 @@ def compare(
     if case.dtype == "fp64":
         # The reference is fp64 as well, so both differences hold its rounding beside their own.
         slack *= 1.5
-    assert out.dtype == dtype and all(g.dtype == dtype for g in grads), context
+    assert out.dtype == dtype and all(g.dtype == dtype for g in grads[:3]), context
     assert_within("out", out, ref.out, pt.out, 2 * slack, floors["out"], context)
     multiple = slack * (2 if case.packing == "qkv" else 3)
-    for name, got, expected, plain in zip(("dq", "dk", "dv"), grads, ref.grads, pt.grads):
+    assert len(grads) == len(ref.grads), context
+    for name, got, expected, plain in zip(list(floors)[1:], grads, ref.grads, pt.grads):
         assert_within(name, got, expected, plain, multiple, floors[name], context)
     check_lse(case, inputs, lse, ref)
 
@@ -271,20 +360,26 @@ def check_lse(case: Case, inputs: Inputs, lse: Tensor, ref: oracle.Result) -> No
     The floor: a few roundings of the LSE itself, and of a score that is summed one product after the other.
     """
     wide = torch.float64 if case.dtype == "fp64" else torch.float32
-    assert lse.dtype == wide and not lse.requires_grad
+    assert lse.dtype == wide
     pt = reference(inputs, None, oracle.same_precision(wide), backward=False)
     floor = 2 * UNIT_ROUNDOFF[case.dtype] * (largest(ref.lse[torch.isfinite(ref.lse)]) + case.D**0.5)
     assert torch.equal(torch.isposinf(lse), torch.isposinf(ref.lse)), f"LSE of rows without keys, {describe(case)}"
     assert_within("softmax_lse", lse, ref.lse, pt.lse, 2, floor, describe(case))
 
 
-def check_s_dmask(case: Case, s_dmask: Tensor, keep: Tensor) -> None:
+def check_s_dmask(inputs: Inputs, s_dmask: Tensor, keep: Tensor) -> None:
     """Shape, dtype and signs where the mask lets anything through; values are test_dropout.py's business."""
+    case = inputs.case
     assert s_dmask.dtype == TORCH_DTYPES[case.dtype] and s_dmask.shape == keep.shape
     for b, (Sq, Sk) in enumerate(case.lengths):
         seen = oracle.visible(Sq, Sk, case.causal, case.window, max(k for _, k in case.lengths))
         values = s_dmask[b, :, :Sq, :Sk]
+        for table, hides in ((inputs.kept, False), (inputs.scores.get("attn_bias"), -math.inf)):
+            if table is not None:
+                table = table.expand(case.B, case.H, *table.shape[2:])[b, :, :Sq, :Sk]
+                seen = seen & (table != hides)
+        seen = seen.expand(values.shape)
         told = seen & (values != 0)  # the sign of a weight that underflowed says nothing
         assert torch.equal(values[told] > 0, keep[b, :, :Sq, :Sk][told]), describe(case)
         if case.alibi is None and case.dtype != "fp16":
-            assert told.sum() == seen.sum() * case.H, describe(case)
+            assert told.sum() == seen.sum(), describe(case)

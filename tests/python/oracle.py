@@ -54,6 +54,9 @@ class Score:
     alibi_slopes: Optional[Tensor] = field(default=None, compare=False)
     dropout_p: float = 0.0
     keep: Optional[Tensor] = field(default=None, compare=False)
+    bias: Optional[Tensor] = field(default=None, compare=False)  # (B|1,H|1,Sq|1,Sk), differentiable
+    mask: Optional[Tensor] = field(default=None, compare=False)  # bool (B|1,H|1,Sq|1,Sk|1), True = kept
+    sink: Optional[Tensor] = field(default=None, compare=False)  # (H), differentiable
 
 
 @dataclass
@@ -61,7 +64,7 @@ class Result:
     out: Tensor  # (B,Sq,H,Dv) or (Tq,H,Dv)
     lse: Tensor  # (B,H,Sq) or (H,Tq), +inf for a row that sees no key
     probs: Optional[Tensor] = None  # (B,H,Sq,Sk), before dropout; dense only
-    grads: Tuple[Tensor, ...] = ()  # dq, dk, dv
+    grads: Tuple[Tensor, ...] = ()  # dq, dk, dv, then those of bias and sink where given
 
 
 def visible(Sq: int, Sk: int, causal: bool, window: Tuple[int, int], max_seqlen_k: Optional[int] = None) -> Tensor:
@@ -111,21 +114,33 @@ def forward(
 
     if score.alibi_slopes is not None:
         s = s + in_order(alibi_bias(score.alibi_slopes.to(arith.compute), B, Sq, Sk))
-    mask = in_order(visible(Sq, Sk, score.causal, score.window, max_seqlen_k))
-    empty = ~mask.any(-1)[:, None]
+    if score.bias is not None:
+        s = s + in_order(score.bias)
+    mask = visible(Sq, Sk, score.causal, score.window, max_seqlen_k)[None, None]
+    if score.mask is not None:
+        mask = mask & score.mask
+    if score.bias is not None:
+        mask = mask & (score.bias > -math.inf)
+    mask = in_order(mask)
+    empty = ~mask.any(-1, keepdim=True)
     # A row without keys takes a softmax over its unmasked scores, which is finite, and is then replaced by zeros.
-    s = s.masked_fill(~(mask | empty), -math.inf)
-    if Sk == 0:
+    s = s.masked_fill(empty, 0.0).masked_fill(~(mask | empty), -math.inf)
+    if score.sink is not None:
+        # One more key, which is all that a row without keys sees.
+        s = s.masked_fill(empty, -math.inf)
+        s = torch.cat((s, score.sink[None, :, None, None].expand(B, H, Sq, 1)), dim=-1)
+        probs, lse = torch.softmax(s, dim=-1)[..., :-1], torch.logsumexp(s, dim=-1)
+    elif Sk == 0:
         probs, lse = s, s.new_full((B, H, Sq), math.inf)
     else:
         probs = torch.softmax(s, dim=-1).masked_fill(empty, 0.0)
-        lse = torch.logsumexp(s, dim=-1).masked_fill(empty[:, 0], math.inf)
+        lse = torch.logsumexp(s, dim=-1).masked_fill(empty[..., 0], math.inf)
     p = arith.stored(probs)
     if score.keep is not None:
         p = p.masked_fill(~in_order(score.keep), 0.0)
         v = arith.stored(v * (1.0 / (1.0 - score.dropout_p)))
     out = arith.stored(p @ v)
-    return Result(out.permute(0, 2, 1, 3), lse.detach(), p.detach())
+    return Result(out.permute(0, 2, 1, 3), lse, p.detach())
 
 
 def run(
@@ -136,18 +151,35 @@ def run(
     score: Score,
     arith: Arithmetic = EXACT,
     max_seqlen_k: Optional[int] = None,
+    dlse: Optional[Tensor] = None,
 ) -> Result:
-    """Forward and, where `dout` (B,Sq,H,Dv) is given, backward, from inputs of any dtype."""
+    """Forward and, where `dout` (B,Sq,H,Dv) is given, backward, from inputs of any dtype.
+
+    dlse (B,H,Sq): gradient of the LSE; of rows whose LSE is infinite it is ignored.
+    """
 
     def in_order(x: Tensor, *dims: int) -> Tensor:
         return x.flip(*dims) if arith.reordered else x
 
-    leaves = [x.detach().to(arith.compute).requires_grad_(dout is not None) for x in (q, k, v)]
-    result = forward(*(arith.stored(in_order(x, 1, 3)) for x in leaves), score, arith, max_seqlen_k)
-    result.out = in_order(result.out, 1, 3)
+    extras = {name: x for name, x in (("bias", score.bias), ("sink", score.sink)) if x is not None}
+    inputs = (q, k, v, *extras.values())
+    leaves = [x.detach().to(arith.compute).requires_grad_(dout is not None) for x in inputs]
+
+    def narrow(x: Tensor, like: Tensor) -> Tensor:
+        """A table in fp32 keeps that dtype beside inputs of another, and so does its gradient."""
+        own = torch.float32 if like.dtype == torch.float32 and arith.reordered else arith.storage
+        return x.to(own).to(arith.compute)
+
+    score = replace(score, **{name: narrow(x, extras[name]) for name, x in zip(extras, leaves[3:])})
+    result = forward(*(arith.stored(in_order(x, 1, 3)) for x in leaves[:3]), score, arith, max_seqlen_k)
+    result.out, result.lse = in_order(result.out, 1, 3), in_order(result.lse, 2)
     if dout is not None:
-        result.grads = torch.autograd.grad(result.out, leaves, dout.to(arith.compute))
-    return Result(result.out.detach(), in_order(result.lse, 2), in_order(result.probs, 2, 3), result.grads)
+        outputs, weights = [result.out], [dout.to(arith.compute)]
+        if dlse is not None:
+            outputs.append(result.lse.masked_fill(torch.isinf(result.lse), 0.0))
+            weights.append(dlse.to(arith.compute))
+        result.grads = torch.autograd.grad(outputs, leaves, weights)
+    return Result(result.out.detach(), result.lse.detach(), in_order(result.probs, 2, 3), result.grads)
 
 
 def run_varlen(
@@ -159,16 +191,18 @@ def run_varlen(
     score: Score,
     arith: Arithmetic = EXACT,
     max_seqlen_k: Optional[int] = None,
+    dlse: Optional[Tensor] = None,
 ) -> Result:
     """The same on a packed batch: q (Tq,H,D), k (Tk,Hk,D), v (Tk,Hk,Dv); `lengths` are the (Sq, Sk) of each sequence.
 
-    Rows past the last sequence give zeros, with an LSE of +inf. `score.keep` is (B,H,max_seqlen_q,max_seqlen_k) here.
+    Rows past the last sequence give zeros, with an LSE of +inf. In `score` Sq and Sk are the longest here.
     """
     longest = max(Sk for _, Sk in lengths) if max_seqlen_k is None else max_seqlen_k
     Tq, H = q.shape[:2]
     out = torch.zeros(Tq, H, v.shape[-1], dtype=arith.compute)
     lse = torch.full((H, Tq), math.inf, dtype=arith.compute)
-    grads = tuple(torch.zeros(x.shape, dtype=arith.compute) for x in (q, k, v)) if dout is not None else ()
+    inputs = [x for x in (q, k, v, score.bias, score.sink) if x is not None]
+    grads = tuple(torch.zeros(x.shape, dtype=arith.compute) for x in inputs) if dout is not None else ()
     q0 = k0 = 0
     for b, (Sq, Sk) in enumerate(lengths):
         rows, keys = slice(q0, q0 + Sq), slice(k0, k0 + Sk)
@@ -177,11 +211,27 @@ def run_varlen(
             one = replace(one, alibi_slopes=score.alibi_slopes[b])
         if score.keep is not None:
             one = replace(one, keep=score.keep[b : b + 1, :, :Sq, :Sk])
+        table = (slice(b, b + 1) if score.bias is not None and score.bias.shape[0] > 1 else slice(1),)
+        table += (slice(None), slice(Sq), slice(Sk))
+        if score.bias is not None:
+            one = replace(one, bias=score.bias[table])
+        if score.mask is not None:
+            one = replace(one, mask=score.mask[b : b + 1] if score.mask.shape[0] > 1 else score.mask)
+            one = replace(one, mask=one.mask[:, :, :Sq, :Sk])
         part = run(
-            q[None, rows], k[None, keys], v[None, keys], None if dout is None else dout[None, rows], one, arith, longest
+            q[None, rows],
+            k[None, keys],
+            v[None, keys],
+            None if dout is None else dout[None, rows],
+            one,
+            arith,
+            longest,
+            None if dlse is None else dlse[None, :, rows],
         )
         out[rows], lse[:, rows] = part.out[0], part.lse[0]
         for whole, piece, where in zip(grads, part.grads, (rows, keys, keys)):
             whole[where] = piece[0]
+        for whole, piece, where in zip(grads[3:], part.grads[3:], [table] * (score.bias is not None) + [...]):
+            whole[where] += piece
         q0, k0 = q0 + Sq, k0 + Sk
     return Result(out, lse, None, grads)

@@ -44,6 +44,13 @@ def op_samples():
         yield "attention_kvpacked", (*tensors((14, 4, 16), (14, 2, 2, 16)), CU, CU, 9, 9, *tail)
         yield "attention_qkvpacked", (*tensors((2, 7, 3, 4, 16)), None, None, 0, 0, *tail)
         yield "attention_qkvpacked", (*tensors((14, 3, 4, 16)), CU, CU, 9, 9, *tail)
+    bias, sink = tensors((1, 4, 7, 9), (4,))
+    begin = torch.zeros(2, 7, dtype=torch.int32)
+    yield "attention", (*dense, None, None, 0, 0, *rest, bias, torch.ones(2, 9).bool(), sink, begin, begin + 6)
+    (bias,) = tensors((1, 1, 9, 9))
+    end = torch.full((14,), 4, dtype=torch.int32)
+    packed_q, packed_kv = tensors((14, 4, 16), (14, 2, 2, 16))
+    yield "attention_kvpacked", (packed_q, packed_kv, CU, CU, 9, 9, *rest, bias, None, sink, None, end)
     dense, packed = ([x.detach() for x in group] for group in (dense, packed))
     for p in (0.0, 0.3):
         score = (0.25, True, -1, -1, 0.0, slopes)
@@ -354,7 +361,26 @@ def test_functorch_transforms_raise(transform):
             torch.func.jvp(call, (q,), (torch.ones_like(q),))
 
 
-def test_returned_extras_carry_no_gradient():
+@compiled
+@pytest.mark.feature("torch.compile")
+def test_compiled_score_tables():
+    """Bias, mask, sink, bounds and the gradient of the LSE in one graph."""
+    torch._dynamo.reset()
+    leaves = tensors((2, 7, 4, 16), (2, 9, 2, 16), (2, 9, 2, 16), (1, 4, 1, 9), (4,))
+    mask, end = torch.rand(2, 9) < 0.7, torch.full((2, 7), 8, dtype=torch.int32)
+
+    def call(q, k, v, bias, sink):
+        out, lse, _ = flash_attn_func(
+            q, k, v, attn_bias=bias, attn_mask=mask, learnable_sink=sink, key_end=end, return_attn_probs=True
+        )
+        return out.square().sum() + lse.sum()
+
+    fast = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for a, b in zip(*(torch.autograd.grad(f(*leaves), leaves) for f in (fast, call))):
+        assert torch.equal(a, b)
+
+
+def test_gradient_of_returned_extras():
     leaves = tensors((1, 8, 2, 16), (1, 8, 2, 16), (1, 8, 2, 16))
     out, lse, s_dmask = flash_attn_func(*leaves, dropout_p=0.5, return_attn_probs=True)
-    assert out.requires_grad and not lse.requires_grad and not s_dmask.requires_grad
+    assert out.requires_grad and lse.requires_grad and not s_dmask.requires_grad

@@ -29,7 +29,14 @@ SLICE = [
 SLICE += [
     replace(Case(dtype=dtype, lengths=((67, 1100), (3, 1), (300, 41)), varlen=True, H=3, Hk=1, D=40), **settings)
     for dtype in cases.DTYPES
-    for settings in ({}, {"window": (100, 7)}, {"softcap": 15.0}, {"alibi": "BH"}, {"dropout_p": 0.17})
+    for settings in (
+        {},
+        {"window": (100, 7)},
+        {"softcap": 15.0},
+        {"alibi": "BH"},
+        {"dropout_p": 0.17},
+        {"bias": "H", "mask": "3-D", "sink": True, "bounds": "heads", "lse_gradient": True},
+    )
 ]
 
 

@@ -2,6 +2,7 @@
 // waits for nothing and reads nothing from GPU memory, so a call can be captured in a graph.
 #include "core/backend.h"
 
+#include "core/features.h"
 #include "hip/host/arguments.h"
 #include "hip/host/choice.h"
 
@@ -50,11 +51,16 @@ std::string tile_of(const KernelRow& row) {
          number(row.streamed_rows) + (keys ? " queries" : " keys") + " a step, " + number(row.waves) + " waves";
 }
 
+void require_supported(const Problem& p) {
+  require_features(p, "GPU", {Feature::softcap, Feature::alibi_slopes, Feature::window, Feature::dropout});
+}
+
 class GpuBackend final : public Backend {
  public:
   const char* name() const override { return "gpu"; }
 
   Explanation explain(const Problem& p, Pass pass, const Executor& executor) const override {
+    require_supported(p);
     const GpuDevice device = runtime_of(executor.gpu).device(executor.gpu.device);
     const VariantChoice choice = choose_variant(p, is_regular(p));
     const std::vector<const KernelRow*> rows = choose_kernels(p, pass, device.target, choice.variant);
@@ -74,6 +80,7 @@ class GpuBackend final : public Backend {
 
   void forward(const ForwardProblem& f, const Executor& executor) const override {
     const Problem& p = f.problem;
+    require_supported(p);
     const GpuQueue& queue = executor.gpu;
     GpuRuntime& runtime = runtime_of(queue);
     if (f.s_dmask)
@@ -91,6 +98,12 @@ class GpuBackend final : public Backend {
 
   void backward(const BackwardProblem& b, const Executor& executor) const override {
     const Problem& p = b.problem;
+    require_supported(p);
+    if (b.dlse)
+      throw NotSupported(
+          "flash_attn: the GPU backend does not support a gradient of softmax_lse yet; detach() it, or move the "
+          "tensors "
+          "to the CPU");
     const GpuQueue& queue = executor.gpu;
     GpuRuntime& runtime = runtime_of(queue);
     BackwardArgs args = backward_args(b);

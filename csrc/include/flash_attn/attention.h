@@ -31,7 +31,7 @@ inline constexpr const char* kVersion = "0.1.0";
 /// Largest supported D and Dv.
 inline constexpr std::int64_t kMaxHeadDim = 576;
 
-enum class DType : std::uint8_t { f16, bf16, f32, f64, i32, i64 };
+enum class DType : std::uint8_t { f16, bf16, f32, f64, i32, i64, boolean };
 enum class Device : std::uint8_t { cpu, gpu };
 
 FLASH_ATTN_API const char* to_string(DType dtype) noexcept;
@@ -82,6 +82,15 @@ struct AttentionProblem {
   double dropout_p =
       0.0;  ///< In [0, 1). An element is kept iff its Philox byte <= floor(255 * (1 - p)); see core/dropout.h.
   TensorView rng_state;  ///< int64 (2): Philox seed and offset. Required when dropout_p > 0.
+
+  // In the tables below varlen's Sq and Sk are max_seqlen_q and max_seqlen_k, and rows and keys count from the
+  // beginning of each sequence. A dimension of size 1 holds for all.
+  TensorView attn_bias;  ///< dtype of q or fp32, (B|1,H|1,Sq|1,Sk), last stride 1: added to the score after softcap, as
+                         ///< ALiBi is. -inf masks.
+  TensorView attn_mask;  ///< boolean (one byte, nonzero keeps): (B,Sk), (B,Sq,Sk) or (B,H,Sq,Sk), each dimension or 1.
+  TensorView key_begin;  ///< int32 (B|1,Sq) or (B|1,H|1,Sq), varlen (Tq) or (H|1,Tq): the row sees no key before it.
+  TensorView key_end;    ///< Likewise: the row sees no key from it on. Any number is accepted.
+  TensorView learnable_sink;  ///< dtype of q or fp32, (H), contiguous: one more logit, whose value is zero.
 };
 
 /// Every element of the outputs is written, whatever they held.
@@ -89,8 +98,8 @@ struct ForwardArgs {
   AttentionProblem problem;
   TensorView
       out;  ///< dtype of q; (B,Sq,H,Dv) or (Tq,H,Dv). Rows that see no key and rows past the last sequence are 0.
-  TensorView
-      lse;  ///< Natural log, contiguous; fp32 (fp64 if q is): (B,H,Sq) or (H,Tq). +inf for a row that sees no key.
+  TensorView lse;  ///< Natural log, contiguous; fp32 (fp64 if q is): (B,H,Sq) or (H,Tq). +inf for a row that sees no
+                   ///< key; with a sink every row has it.
   TensorView
       s_dmask;  ///< Optional, dtype of q, contiguous (B,H,Sq,Sk) or (B,H,max_seqlen_q,max_seqlen_k): exp(score - row
                 ///< maximum), negative where dropout drops the element, 0 where the mask hides it. Needs dropout_p > 0.
@@ -100,7 +109,10 @@ struct BackwardArgs {
   AttentionProblem problem;
   TensorView dout, out, lse;  ///< LSE as written by forward or merged from several; either infinity marks an empty row.
   TensorView dq, dk, dv;  ///< dtype and shape of q, k, v; any strides with last stride 1. Overwritten, not accumulated.
-  TensorView softmax_d;   ///< rowsum(dout * out); dtype, shape and layout of lse.
+  TensorView softmax_d;   ///< rowsum(dout * out) - dlse; dtype, shape and layout of lse.
+  TensorView dlse;        ///< Optional gradient of lse: dtype, shape and layout of lse. Ignored where lse is infinite.
+  TensorView dbias;       ///< Optional: dtype and shape of attn_bias, last stride 1. Summed where that is broadcast.
+  TensorView dsink;       ///< Optional: dtype and shape of learnable_sink, contiguous.
 };
 
 class GpuRuntime;  // flash_attn/gpu.h

@@ -27,6 +27,7 @@ struct Call {
   std::vector<std::int32_t> cu_q{0, 2, 6}, cu_k{0, 4, 10};
   std::vector<float> slopes{1, 2, 3, 4};
   std::vector<std::int64_t> rng{1, 2};
+  Tensor bias{{2, 1, 3, 5}, DType::f32}, sink{{4}, DType::f32}, dbias = bias, dsink = sink;
   ForwardArgs forward;
   BackwardArgs backward;
 
@@ -125,6 +126,26 @@ const Violation kDense[] = {
     {"dmask shape",
      {"S_dmask must have shape"},
      SPOIL(c.with_dropout(); c.forward.s_dmask = c.s_dmask.view(); c.forward.s_dmask.sizes[3] = 8)},
+    {"bias shape",
+     {"attn_bias must have shape (B|1, H|1, Sq|1, Sk)", "(2, 1, 3, 4)"},
+     SPOIL(p.attn_bias = c.bias.view(); p.attn_bias.sizes[3] = 4)},
+    {"bias dtype",
+     {"attn_bias must have dtype float32", "float16"},
+     SPOIL(p.attn_bias = c.bias.view(); p.attn_bias.dtype = DType::f16)},
+    {"bias last stride",
+     {"attn_bias must have a contiguous last"},
+     SPOIL(p.attn_bias = c.bias.view(); p.attn_bias.strides[3] = 2)},
+    {"mask dtype", {"attn_mask must have dtype bool", "attn_bias"}, SPOIL(p.attn_mask = c.bias.view())},
+    {"mask shape",
+     {"attn_mask must have shape", "(4)"},
+     SPOIL(p.attn_mask = c.sink.view(); p.attn_mask.dtype = DType::boolean)},
+    {"bounds dtype", {"key_begin must have dtype int32"}, SPOIL(p.key_begin = c.sink.view())},
+    {"bounds shape",
+     {"key_end must have shape (B|1, Sq) = (2|1, 3)", "(4)"},
+     SPOIL(p.key_end = c.sink.view(); p.key_end.dtype = DType::i32)},
+    {"sink shape",
+     {"learnable_sink must have shape (H,)", "(3)"},
+     SPOIL(p.learnable_sink = c.sink.view(); p.learnable_sink.sizes[0] = 3)},
 };
 
 const Violation kPacked[] = {
@@ -165,6 +186,14 @@ const Violation kBackward[] = {
     {"dv dtype", {"dv must have dtype"}, SPOIL(b.dv.dtype = DType::f64)},
     {"dv stride", {"dv must have a contiguous last"}, SPOIL(b.dv.strides[3] = 2)},
     {"softmax_d shape", {"softmax_d must have shape"}, SPOIL(b.softmax_d.sizes[2] = 1)},
+    {"dlse dtype", {"dlse must have dtype float32"}, SPOIL(b.dlse = b.lse; b.dlse.dtype = DType::f64)},
+    {"dbias without bias", {"dbias is the gradient of attn_bias"}, SPOIL(b.dbias = c.dbias.view())},
+    {"dbias shape",
+     {"dbias must have the shape of attn_bias, (2, 1, 3, 5)", "(1, 1, 3, 5)"},
+     SPOIL(b.problem.attn_bias = c.bias.view(); b.dbias = c.dbias.view(); b.dbias.sizes[0] = 1)},
+    {"dsink dtype",
+     {"dsink must have dtype float32", "float16"},
+     SPOIL(b.problem.learnable_sink = c.sink.view(); b.dsink = c.dsink.view(); b.dsink.dtype = DType::f16)},
 };
 #undef SPOIL
 
