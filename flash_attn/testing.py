@@ -1,4 +1,4 @@
-"""Running the GPU kernels without a GPU: CPU tensors go through the same launch code into a simulated one. For tests."""
+"""The GPU kernels without a GPU, for tests: CPU tensors go through the same launch code into a simulated one."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def simulated(
 ) -> Iterator[None]:
     """Within it, attention on CPU tensors runs the AMD GPU's code objects in the simulator tools/gfxsim.
 
-    Everything but the GPU is what runs on one: validation, choice of kernels, launches, the machine code. It is some ten
-    thousand times slower. The whole process is switched, one simulation at a time.
+    Everything but the GPU is what runs on one: validation, choice of kernels, launches, the machine code. It is some
+    ten thousand times slower. The whole process is switched, one simulation at a time.
 
     Arguments:
         target: the simulated GPU, "gfx942" or "gfx1201".

@@ -235,7 +235,8 @@ def main() -> int:
     rows = report(args.folder)
     if not rows:
         raise SystemExit(
-            f"kernel_report: no code objects in {args.folder}; build the package first, or in any build tree the target flash_attn_kernels"
+            f"kernel_report: no code objects in {args.folder}; build the package, or the target flash_attn_kernels "
+            "in any build tree"
         )
     if args.update:
         COMMITTED.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")

@@ -2,8 +2,8 @@
 
     python tests/python/gpu_cases.py > tests/data/simulated_grid.json
 
-Blocks of the kernels keep 64 to 256 rows and stream 16 to 64 a step, so some lengths of each list have three streamed tiles
-and two kept ones in both directions, and none is a multiple of a tile.
+Blocks of the kernels keep 64 to 256 rows and stream 16 to 64 a step, so some lengths of each list have three streamed
+tiles and two kept ones in both directions, and none is a multiple of a tile.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FACTORS: Dict[str, Sequence] = {
 
 
 def allowed(row: Row) -> bool:
-    """Softcap excludes dropout; packing wants equal shapes; wide heads come with few of them, since simulating is slow."""
+    """Softcap excludes dropout, packing wants equal shapes; wide heads are few, since simulating is slow."""
     if row.get("softcap") and row.get("dropout_p"):
         return False
     D, Dv = row.get("head_dims", (1, None))

@@ -322,10 +322,10 @@ def check(case: Case, slack: float = 1.0, device: Device = CPU) -> None:
     rng_state = rng_state_after(DROPOUT_SEED, device.torch_name) if case.dropout_p else (0, 0)
     with device.scope():
         torch.manual_seed(DROPOUT_SEED)
-        results = public_call(there)
-        grads = gradients(there, *results[:2])
-    out, lse, s_dmask = (x.to("cpu") for x in results)
-    grads = [x.to("cpu") for x in grads]
+        out, lse, s_dmask = public_call(there)
+        grads = gradients(there, out, lse)
+    out, lse, s_dmask = (x.to("cpu") for x in (out, lse, s_dmask))
+    grads = tuple(x.to("cpu") for x in grads)
     keep = rebuilt_mask(case, rng_state) if case.dropout_p else None
     ref, pt = (reference(inputs, keep, arith) for arith in arithmetics(case))
     compare(case, inputs, out, lse, grads, ref, pt, slack)

@@ -1,4 +1,4 @@
-"""The CPU backend's grid on GPUs: simulated ones with the committed pairwise list, real ones with the CPU's own lists too."""
+"""The CPU backend's grid on GPUs: a committed pairwise list on simulated ones, on real ones the CPU's own lists too."""
 
 from __future__ import annotations
 

@@ -239,18 +239,3 @@ def test_varlen_cache_arguments_are_missing(arguments, dtype):
             values.update({n: x.to(harness.TORCH_DTYPES[dtype]) for n, x in values.items() if n in ("q", "k", "v")})
             with pytest.raises(NotImplementedError, match=name):
                 function.call({**values, name: torch.zeros(2, 1, dtype=torch.int32)})
-
-
-@pytest.mark.feature("*", dtype="*", backend="AMD GPU", missing=True)
-def test_gpu_tensors_are_refused():
-    """No backend of this build computes on a GPU: no operator has a kernel for one, and the refusal says so."""
-    for name in (
-        "attention",
-        "attention_kvpacked",
-        "attention_qkvpacked",
-        "_flash_attn_forward",
-        "_flash_attn_backward",
-        "_flash_attn_varlen_forward",
-        "_flash_attn_varlen_backward",
-    ):
-        assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{name}", "CUDA")

@@ -17,6 +17,10 @@ GpuRuntime& runtime_of(const GpuQueue& queue) {
       "instance to &flash_attn::gpu_runtime()");
 }
 
+void require_supported(const Problem& p) {
+  require_features(p, "GPU", {Feature::softcap, Feature::alibi_slopes, Feature::window, Feature::dropout});
+}
+
 // Blocks of a launch: `tiles` for every head and sequence, and with cu_seqlens for every head once more, to clear the
 // rows outside of all sequences.
 std::uint32_t blocks_of(const AttentionArgs& a, const KernelRow& row, index_t heads) {
@@ -49,10 +53,6 @@ std::string tile_of(const KernelRow& row) {
   const bool keys = keeps_keys(row.family);
   return std::string("blocks of ") + number(row.block_rows()) + (keys ? " keys x " : " queries x ") +
          number(row.streamed_rows) + (keys ? " queries" : " keys") + " a step, " + number(row.waves) + " waves";
-}
-
-void require_supported(const Problem& p) {
-  require_features(p, "GPU", {Feature::softcap, Feature::alibi_slopes, Feature::window, Feature::dropout});
 }
 
 class GpuBackend final : public Backend {
@@ -100,10 +100,7 @@ class GpuBackend final : public Backend {
     const Problem& p = b.problem;
     require_supported(p);
     if (b.dlse)
-      throw NotSupported(
-          "flash_attn: the GPU backend does not support a gradient of softmax_lse yet; detach() it, or move the "
-          "tensors "
-          "to the CPU");
+      throw NotSupported("flash_attn: the GPU backend does not support a gradient of softmax_lse yet; detach it");
     const GpuQueue& queue = executor.gpu;
     GpuRuntime& runtime = runtime_of(queue);
     BackwardArgs args = backward_args(b);
