@@ -5,6 +5,9 @@ One line per (dtype, D, S, mask, direction): median times, GFLOP/s, and the rati
 this package is the faster one. The two are timed in turn (ours, peer, ours, peer, ...), so that a machine that slows
 down slows both. Before timing, one head of each line's result is compared with attention by its definition.
 
+On a GPU (--device cuda) the peer is torch's FlashAttention-2, or with --against torch-math its attention by definition; a
+sample is a queue of calls between two synchronisations, and the default is 16k tokens with H * D = 2048.
+
 Each side gets the layout it is made for: ours contiguous (B, S, H, D), the peer contiguous (B, H, S, D). Backward means
 torch.autograd.grad alone, on a graph that is kept. GFLOP counts 4 B H S^2 D forward, half of it with a causal mask,
 and 2.5 times that backward. benchmarks/README.md says how to read the results.
@@ -28,6 +31,11 @@ import torch.nn.functional as F
 
 import flash_attn
 
+try:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+except ImportError:  # before torch 2.3; only a peer on a GPU needs them
+    SDPBackend = sdpa_kernel = None
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DIRECTIONS = ("forward", "backward")
 MASKS = ("full", "causal")
@@ -35,6 +43,7 @@ MASKS = ("full", "causal")
 # output's dtype; a wrong mask, scale or tail is off by far more.
 TOLERANCE = {"fp32": 1e-5, "bf16": 3e-2, "fp16": 4e-3}
 SHORTEST_SAMPLE = 0.01  # seconds; shorter calls are repeated within one sample
+TOKENS, WIDTH = 16384, 2048  # on a GPU: B * S and H * D, where --batch and --heads do not say
 
 
 @dataclass
@@ -48,6 +57,7 @@ class Row:
     direction: str
     B: int
     H: int
+    device: str = "cpu"
     kernel: str = ""
     instruction_set: str = ""
     error: float = math.nan
@@ -83,7 +93,19 @@ def our_attention(q, k, v, causal):
 
 
 def torch_attention(q, k, v, causal):
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    """torch's own choice on the CPU, its FlashAttention-2 on a GPU."""
+    if q.device.type == "cpu":
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def torch_math_attention(q, k, v, causal):
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+PEERS = {"torch": torch_attention, "torch-math": torch_math_attention, "none": None}
 
 
 def exact_attention(q, k, v, causal):
@@ -127,11 +149,32 @@ def sample(call):
     return elapsed / count
 
 
+def gpu_sample(call, count):
+    """Seconds per call of a queue of `count` calls."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / count
+
+
+def sampler(row, calls):
+    """How the row's calls are timed."""
+    if row.device == "cpu":
+        return sample
+    slowest = max(gpu_sample(call, 3) for call in calls)
+    count = max(1, math.ceil(SHORTEST_SAMPLE / slowest))
+    return lambda call: gpu_sample(call, count)
+
+
 def measure(row, against, seconds):
     """Fill in the row: check, then time for about `seconds`, at least five samples a side."""
     generator = torch.Generator().manual_seed(0)
     shape = (row.B, row.S, row.H, row.D)
-    *tensors, dout = (torch.randn(shape, generator=generator).to(DTYPES[row.dtype]) for _ in range(4))
+    *tensors, dout = (
+        torch.randn(shape, generator=generator).to(row.device, DTYPES[row.dtype], copy=True) for _ in range(4)
+    )
     causal = row.mask == "causal"
     recorded = [x.detach().requires_grad_(row.direction == "backward") for x in tensors]
     explanation = flash_attn.explain(*recorded, causal=causal)
@@ -145,22 +188,28 @@ def measure(row, against, seconds):
         allowed = TOLERANCE[row.dtype]
         raise SystemExit(f"{row.name}: wrong by {row.error:.2g} of the largest entry; {allowed} is allowed")
     sides = [(ours, row.seconds)]
-    if against == "torch":
+    if PEERS[against]:
         peer_tensors = [x.transpose(1, 2).contiguous() for x in (*tensors, dout)]
-        peer = call_of(torch_attention, row.direction, peer_tensors[:3], peer_tensors[3], causal)
+        peer = call_of(PEERS[against], row.direction, peer_tensors[:3], peer_tensors[3], causal)
         sides.append((peer, row.peer_seconds))
     for call, _ in sides:
         call()
+    timed = sampler(row, [call for call, _ in sides])
     end = time.perf_counter() + seconds
     while len(row.seconds) < 5 or time.perf_counter() < end:
         for call, samples in sides:
-            samples.append(sample(call))
+            samples.append(timed(call))
+
+
+def batch_and_heads(args, D, S):
+    gpu = args.device == "cuda"
+    return args.batch or (max(1, TOKENS // S) if gpu else 1), args.heads or (max(1, WIDTH // D) if gpu else 8)
 
 
 def rows_of(args):
     """The rows asked for; a --rows pattern is words that must all be in the row's name."""
     every = [
-        Row(dtype, D, S, mask, direction, args.batch, args.heads)
+        Row(dtype, D, S, mask, direction, *batch_and_heads(args, D, S), args.device)
         for dtype in args.dtypes
         for D in args.head_dims
         for S in args.lengths
@@ -173,7 +222,9 @@ def rows_of(args):
     return [row for row in every if any(pattern <= set(row.name.split()) for pattern in patterns)]
 
 
-def processor():
+def processor(device):
+    if device == "cuda":
+        return torch.cuda.get_device_name()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -183,20 +234,26 @@ def processor():
 
 def setting(args):
     """Where and how the numbers were taken."""
-    peer = f"torch {torch.__version__} SDPA" if args.against == "torch" else "none"
+    peer = f"torch {torch.__version__} SDPA"
     capability = getattr(getattr(torch.backends, "cpu", None), "get_cpu_capability", None)
-    if args.against == "torch" and capability:
+    if args.device == "cuda":
+        peer += " FlashAttention-2" if args.against == "torch" else " math"
+    elif capability:
         peer += f" ({capability()})"
+    tokens, width = f"B = {TOKENS} / S", f"H = {WIDTH} / D"
+    shape = (
+        f"B={args.batch} H={args.heads}" if args.device == "cpu" else f"{args.batch or tokens}, {args.heads or width}"
+    )
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": " ".join(["python", "benchmarks/attention.py", *sys.argv[1:]]),
-        "machine": f"{processor()}, {platform.system()} {platform.machine()}",
+        "machine": f"{processor(args.device)}, {platform.system()} {platform.machine()}",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "flash_attn": f"{flash_attn.__version__} (backend {flash_attn.__backend_version__})",
-        "peer": peer,
-        "shape": f"B={args.batch} H={args.heads}; ours (B, S, H, D), peer (B, H, S, D), both contiguous",
+        "peer": peer if PEERS[args.against] else "none",
+        "shape": f"{shape}; ours (B, S, H, D), peer (B, H, S, D), both contiguous",
     }
 
 
@@ -210,7 +267,7 @@ def line(row):
 
 
 def heading(against):
-    peer = f"{'peer ms':>10}{'GFLOP/s':>10}{'ratio':>9}" if against == "torch" else ""
+    peer = f"{'peer ms':>10}{'GFLOP/s':>10}{'ratio':>9}" if PEERS[against] else ""
     return f"{'row':<34}{'ours ms':>10}{'GFLOP/s':>10}{peer}{'error':>10}  instruction set"
 
 
@@ -226,7 +283,7 @@ def plot(rows, against, path):
         panel = [row for row in rows if (row.direction, row.mask) == (direction, mask)]
         for index, (dtype, D) in enumerate(sorted({(row.dtype, row.D) for row in panel})):
             curve = sorted((row for row in panel if (row.dtype, row.D) == (dtype, D)), key=lambda row: row.S)
-            for style, samples in (("o-", "seconds"), ("x--", "peer_seconds"))[: 1 + (against == "torch")]:
+            for style, samples in (("o-", "seconds"), ("x--", "peer_seconds"))[: 1 + bool(PEERS[against])]:
                 speed = [row.flop / statistics.median(getattr(row, samples)) / 1e9 for row in curve]
                 label = f"{dtype} D={D}" + (", peer" if samples == "peer_seconds" else "")
                 axes.plot([row.S for row in curve], speed, style, color=f"C{index}", label=label)
@@ -243,26 +300,34 @@ def plot(rows, against, path):
 def parse_arguments(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--device", choices=("cpu",), default="cpu", help="where to run [cpu]")
-    add("--against", choices=("torch", "none"), default="torch", help="peer to compare with [torch]")
-    add("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), metavar="T", help="of fp32, bf16, fp16 [all]")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda is also torch's name for AMD GPUs [cpu]")
+    add("--against", choices=tuple(PEERS), default="torch", help="peer to compare with; torch-math on a GPU [torch]")
+    add("--dtypes", nargs="+", choices=DTYPES, metavar="T", help="of fp32, bf16, fp16 [all; on a GPU bf16]")
     add("--head-dims", nargs="+", type=int, default=[64, 128], metavar="D", help="head dimensions [64 128]")
-    add("--lengths", nargs="+", type=int, metavar="S", help="sequence lengths [2048; with --quick 256]")
-    add("--batch", type=int, default=1, metavar="B", help="batch size [1]")
-    add("--heads", type=int, metavar="H", help="heads [8; with --quick 2]")
+    add("--lengths", nargs="+", type=int, metavar="S", help="sequence lengths [2048; on a GPU 512 to 16384]")
+    add("--batch", type=int, metavar="B", help=f"batch size [1; on a GPU {TOKENS} / S]")
+    add("--heads", type=int, metavar="H", help=f"heads [8; on a GPU {WIDTH} / D]")
     add("--rows", nargs="+", metavar="WORDS", help='only rows with all these words, such as "bf16 D64 backward"')
-    add("--seconds", type=float, metavar="T", help="time per row, at least five samples [3; with --quick 0.1]")
+    add("--seconds", type=float, metavar="T", help="time per row, at least five samples [3; on a GPU 0.3]")
     add("--threads", type=int, metavar="N", help="threads of both sides [torch's default]")
     add("--quick", action="store_true", help="small and short: does it run, not how fast is it")
     add("--json", metavar="FILE", help="write setting, medians and every sample")
     add("--plot", metavar="FILE", help="draw GFLOP/s over S (needs matplotlib)")
     add("--fail-under", type=float, metavar="R", help="exit with status 1 if a ratio is below R")
     args = parser.parse_args(arguments)
-    small, defaults = ([256], 2, 0.1), ([2048], 8, 3.0)
-    for name, value in zip(("lengths", "heads", "seconds"), small if args.quick else defaults):
+    defaults = dict(dtypes=list(DTYPES), lengths=[2048], batch=1, heads=8, seconds=3.0)
+    if args.device == "cuda":
+        defaults = dict(dtypes=["bf16"], lengths=[512, 1024, 2048, 4096, 8192, 16384], seconds=0.3)
+    if args.quick:
+        defaults.update(lengths=[256], batch=1, heads=2, seconds=0.1)
+    for name, value in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if args.against == "torch" and not hasattr(F, "scaled_dot_product_attention"):
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU here; --device cpu measures the CPU backend")
+    if args.device == "cpu" and args.against == "torch-math":
+        parser.error("--against torch-math is for --device cuda; on the CPU use --against torch")
+    if PEERS[args.against] and not hasattr(F, "scaled_dot_product_attention"):
         parser.error(
             f"torch {torch.__version__} has no scaled_dot_product_attention to compare with; use --against none"
         )

@@ -162,6 +162,12 @@ void resolve_dropout(const AttentionProblem& r, Problem& p) {
 
 }  // namespace
 
+void check_sequence_lengths(const TensorView& cu_seqlens, bool queries, std::int64_t rows, std::int64_t max_seqlen) {
+  const char* const name = queries ? "cu_seqlens_q" : "cu_seqlens_k";
+  check_cu_seqlens(name, cu_seqlens);
+  check_lengths(name, cu_seqlens, rows, queries ? "q" : "k", max_seqlen, queries ? "max_seqlen_q" : "max_seqlen_k");
+}
+
 Problem validate(const AttentionProblem& r) {
   if (!r.q.given()) fail("q is missing; pass a tensor of shape (B, Sq, H, D), or (Tq, H, D) with cu_seqlens");
   if (!is_floating(r.q.dtype)) fail("q must be float16, bfloat16, float32 or float64, got ", to_string(r.q.dtype));

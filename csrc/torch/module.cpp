@@ -8,6 +8,7 @@
 
 #include "call.h"
 #include "devices.h"
+#include "views.h"
 
 namespace flash_attn::torch_binding {
 namespace {
@@ -147,6 +148,13 @@ py::dict explain_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   return result;
 }
 
+/// Waits for the lengths to be in host memory and checks them there.
+void check_lengths(const at::Tensor& cu_seqlens, bool queries, std::int64_t rows, std::int64_t max_seqlen) {
+  const at::Tensor host = cu_seqlens.cpu();
+  check_sequence_lengths(view(host, queries ? "cu_seqlens_q" : "cu_seqlens_k", host.device()), queries, rows,
+                         max_seqlen);
+}
+
 /// Python's exceptions without the C++ stack that c10::Error::what() carries.
 void translate(std::exception_ptr exception) {
   try {
@@ -192,6 +200,8 @@ PYBIND11_MODULE(flash_attn_2_cuda, m) {
         arg("q"), arg("k"), arg("v"), arg("cu_seqlens_q"), arg("cu_seqlens_k"), arg("max_seqlen_q"),
         arg("max_seqlen_k"), arg("dropout_p"), arg("softmax_scale"), arg("causal"), arg("window_size_left"),
         arg("window_size_right"), arg("softcap"), arg("alibi_slopes"), arg("backward") = false);
+  m.def("_check_lengths", &check_lengths, "Raises RuntimeError when cu_seqlens do not describe `rows` packed rows.",
+        arg("cu_seqlens"), arg("queries"), arg("rows"), arg("max_seqlen"));
   m.def("_force_cpu_isa", &force_cpu_instruction_set,
         "Debug switch: use that instruction set; \"\" returns to the best.", arg("name"));
   m.def("_cpu_isas", &cpu_instruction_sets,

@@ -141,6 +141,11 @@ FLASH_ATTN_API Executor default_executor(int num_threads = 0);
 FLASH_ATTN_API void attention_forward(const ForwardArgs& args, const Executor& executor);
 FLASH_ATTN_API void attention_backward(const BackwardArgs& args, const Executor& executor);
 
+/// What calls on the CPU check of cu_seqlens_q (`queries`) or cu_seqlens_k and calls on a GPU, which do not wait to
+/// read them, leave out: `cu_seqlens` in host memory, of a packed tensor with that many rows.
+FLASH_ATTN_API void check_sequence_lengths(const TensorView& cu_seqlens, bool queries, std::int64_t rows,
+                                           std::int64_t max_seqlen);
+
 /// Which backend and kernel a call would use, and why.
 struct Explanation {
   std::string backend;          ///< "cpu" or "gpu"
