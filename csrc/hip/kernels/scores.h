@@ -31,13 +31,13 @@ struct ScoreTiles {
   // += streamed . kept, over all features.
   template <int kFeatures, class Streamed, class Kept>
   FA_DEVICE void add_products(const Streamed& streamed, const Kept& kept_rows) {
-    FA_UNROLL
-    for (int step = 0; step < kFeatures / Engine::kFeatureStep; ++step) FA_UNROLL
-    for (int tile = 0; tile < kStreamed; ++tile) {
-      const auto x = streamed.operand(tile, step);
-      FA_UNROLL
-      for (int kept = 0; kept < kKept; ++kept) Engine::scores(s[kept][tile], x, kept_rows.operand(kept, step));
-    }
+    load_and_use<(kFeatures / Engine::kFeatureStep) * kStreamed>(
+        [&](int i) { return streamed.operand(i % kStreamed, i / kStreamed); },
+        [&](int i, const auto& x) {
+          FA_UNROLL
+          for (int kept = 0; kept < kKept; ++kept)
+            Engine::scores(s[kept][i % kStreamed], x, kept_rows.operand(kept, i / kStreamed));
+        });
   }
 
   // Sets to `value` what a kept row does not see. seen(kept row) is the range of streamed rows that it does; streamed
