@@ -34,13 +34,17 @@
 #define FA_KERNEL(threads, waves_per_simd) \
   extern "C" __global__                    \
       __attribute__((amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(waves_per_simd)))
-#define FA_UNROLL _Pragma("unroll")
 #define FA_GRID_CONSTANT
 #else
 #define FA_WAVE 32
 #define FA_KERNEL(threads, blocks_per_sm) extern "C" __global__ __launch_bounds__(threads, blocks_per_sm)
-#define FA_UNROLL _Pragma("unroll")
 #define FA_GRID_CONSTANT __grid_constant__
+#endif
+#define FA_UNROLL _Pragma("unroll")
+#if FA_AMD
+#define FA_NO_UNROLL _Pragma("nounroll")
+#else
+#define FA_NO_UNROLL _Pragma("unroll 1")
 #endif
 
 namespace flash_attn::gpu {
