@@ -90,6 +90,7 @@ class Tensor {
 
 struct Reference {
   std::vector<double> out, lse, dq, dk, dv;
+  std::vector<double> dmask;  // (B,H,Sq,Sk): exp(score - row maximum), negative where dropped
 };
 
 // Dense only; varlen tests compare sequence by sequence with the dense result.
@@ -143,6 +144,9 @@ inline void Problem64::run_row(const Values& x, std::int64_t b, std::int64_t h, 
   for (std::int64_t j = 0; j < s.Sk; ++j) sum += visible(i, j) ? std::exp(scores[j] - top) : 0.0;
   r.lse[(b * s.H + h) * s.Sq + i] = sum > 0 ? top + std::log(sum) : std::numeric_limits<double>::infinity();
   if (sum == 0) return;
+  for (std::int64_t j = 0; j < s.Sk; ++j)
+    if (visible(i, j))
+      r.dmask[((b * s.H + h) * s.Sq + i) * s.Sk + j] = std::exp(scores[j] - top) * (kept(b, h, i, j) ? 1 : -1);
   std::vector<double> dp(s.Sk, 0.0);
   double delta = 0.0;
   for (std::int64_t j = 0; j < s.Sk; ++j) {
@@ -173,6 +177,7 @@ inline Reference Problem64::run(const Tensor& q, const Tensor& k, const Tensor& 
   Reference r;
   r.out.assign(s.B * s.Sq * s.H * s.Dv, 0.0);
   r.lse.assign(s.B * s.H * s.Sq, 0.0);
+  r.dmask.assign(s.B * s.H * s.Sq * s.Sk, 0.0);
   r.dq.assign(s.B * s.Sq * s.H * s.D, 0.0);
   r.dk.assign(s.B * s.Sk * s.Hk * s.D, 0.0);
   r.dv.assign(s.B * s.Sk * s.Hk * s.Dv, 0.0);

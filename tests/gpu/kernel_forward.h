@@ -9,10 +9,10 @@ class ForwardCheck : KernelRun {
  public:
   using KernelRun::KernelRun;
 
-  // The larger of the errors of out and lse over the tolerance; above 1 is wrong.
+  // The largest of the errors of out, lse and, with dropout, S_dmask over the tolerance; above 1 is wrong.
   double run(gpu::Variant variant) {
     launch(variant, 1);
-    double error = 0;
+    double error = c_.features.dropout_p > 0 ? dmask_error() : 0;
     const Shape& s = c_.shape;
     for_each_reference([&](const Reference& r, std::int64_t b, std::int64_t count, std::int64_t row, std::int64_t,
                            std::int64_t Sq, std::int64_t) {
@@ -57,6 +57,31 @@ class ForwardCheck : KernelRun {
     out.fetch(const_cast<char*>(out_.bytes().data()));
     lse.fetch(const_cast<char*>(lse_.bytes().data()));
     return ms;
+  }
+
+  double dmask_error() {
+    const Shape& s = c_.shape;
+    const gpu::KernelRow& kernel =
+        find_kernel(gpu::Family::forward_dmask, device_.target(), dtype_, s.D, s.Dv, gpu::Variant::general);
+    Tensor dmask({s.B, s.H, s.Sq, s.Sk}, dtype_);
+    const Inputs inputs(*this);
+    GuardedBuffer buffer(device_, dmask.bytes().size() - 1);
+    buffer.fill(nullptr);
+    gpu::ForwardDmaskArgs args{arguments(inputs), buffer.data()};
+    args.attention.tiles = int(max_of<index_t>(1, ceil_div(s.Sq, kernel.block_rows())));
+    device_.launch(kernel, unsigned(args.attention.tiles * s.H * s.B), &args, sizeof(args), 1);
+    buffer.fetch(const_cast<char*>(dmask.bytes().data()));
+    double error = 0;
+    for_each_reference([&](const Reference& r, std::int64_t b, std::int64_t count, std::int64_t, std::int64_t,
+                           std::int64_t Sq, std::int64_t Sk) {
+      for (std::int64_t unit = b * s.H; unit < (b + count) * s.H; ++unit)
+        for (std::int64_t i = 0; i < s.Sq; ++i)
+          for (std::int64_t j = 0; j < s.Sk; ++j) {
+            const double expected = i < Sq && j < Sk ? r.dmask[(unit * Sq + i) * Sk + j] : 0.0;
+            error = worse(error, std::abs(dmask.get((unit * s.Sq + i) * s.Sk + j) - expected) / tolerance(dtype_));
+          }
+    });
+    return error;
   }
 
   double lse_difference(const Reference& r, std::int64_t b, std::int64_t count, std::int64_t first_row,

@@ -55,4 +55,17 @@ FA_DEVICE T narrow(float x) {
     return T{u16(narrow_pair<T>(x, x))};
 }
 
+// sum + the dot product of two units of T.
+template <class T>
+FA_DEVICE float add_products(Unit a, Unit b, float sum) {
+  FA_UNROLL
+  for (int i = 0; i < kUnitElements<T>; ++i) {
+    if constexpr (sizeof(T) == 4)
+      sum = fma(bit_cast<float>(a[i]), bit_cast<float>(b[i]), sum);
+    else
+      sum = fma(widen(T{u16(a[i / 2] >> (16 * (i % 2)))}), widen(T{u16(b[i / 2] >> (16 * (i % 2)))}), sum);
+  }
+  return sum;
+}
+
 }  // namespace flash_attn::gpu

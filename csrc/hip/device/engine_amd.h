@@ -9,7 +9,8 @@
 //
 // A register r of the tiles of S, counted through, stands for streamed row streamed_of_register(r) +
 // streamed_of_lane(); the two have no bit in common. In the same way kept_of_slot(kept_slot(r)) + kept_of_lane() is its
-// kept row.
+// kept row. register_of_slot(slot, n) is the n-th register of a slot; the lane with the next kept row, if that is in
+// the same 4, is kKeptLaneStride lanes away.
 #pragma once
 
 #include "hip/device/tile_registers.h"
@@ -25,7 +26,8 @@ struct LaneKeepsRow {
   static constexpr int kPack = 8;                           // registers of one pack()
   static constexpr int kFeatureStep = 8 * kGroups;          // of one operand of `scores`
   static constexpr int kRowStep = 8 * kGroups;              // streamed rows of one pack()
-  static constexpr int kKeptPerLane = 1;
+  static constexpr int kKeptPerLane = 1, kKeptLaneStride = 1;
+  static constexpr int kUnrolledSteps = 64;  // of a loop over operands of `scores`: all
 
   using Accumulator = Vec<float, kRegisters>;
   using Operand = Unit;
@@ -34,6 +36,7 @@ struct LaneKeepsRow {
   FA_DEVICE static Accumulator zero() { return Accumulator(0.0f); }
   FA_DEVICE static int kept_of_lane() { return lane_index() % kTile; }
   static constexpr int kept_slot(int) { return 0; }
+  static constexpr int register_of_slot(int, int n) { return n; }
   static constexpr int kept_of_slot(int) { return 0; }
 
   FA_DEVICE static Operand pack(const float (&p)[kPack]) {

@@ -12,8 +12,9 @@ template <class T, int kTileSize>
 struct MmaSync {
   static_assert(kTileSize == 16, "tiles of two mma.sync.m16n8k16");
   using Element = T;
-  static constexpr int kTile = 16, kRegisters = 8, kPack = 8, kKeptPerLane = 2, kRun = 2;
+  static constexpr int kTile = 16, kRegisters = 8, kPack = 8, kKeptPerLane = 2, kKeptLaneStride = 4, kRun = 2;
   static constexpr int kFeatureStep = 16, kRowStep = 16;
+  static constexpr int kUnrolledSteps = 64;  // of a loop over operands of `scores`: all
   using Accumulator = Vec<float, kRegisters>;
   using Operand = Unit;
   using Weights = Unit;
@@ -22,6 +23,7 @@ struct MmaSync {
   static constexpr int streamed_of_register(int r) { return r / 4 * 8 + r % 2; }
   FA_DEVICE static int streamed_of_lane() { return lane_index() % 4 * 2; }
   static constexpr int kept_slot(int r) { return r / 2 % 2; }
+  static constexpr int register_of_slot(int slot, int n) { return n / 2 * 4 + slot * 2 + n % 2; }
   static constexpr int kept_of_slot(int slot) { return 8 * slot; }
   FA_DEVICE static int kept_of_lane() { return lane_index() / 4; }
 

@@ -9,13 +9,14 @@
 
 namespace flash_attn::gpu {
 
-// Four numbers in fp32 from 4 consecutive elements in LDS.
+// Four numbers in fp32 from 4 consecutive elements.
 template <class T>
-FA_DEVICE Vec<float, 4> load_four(const char* p) {
+using FourWords = Vec<u32, int(sizeof(T))>;
+template <class T>
+FA_DEVICE Vec<float, 4> widen_four(FourWords<T> words) {
   if constexpr (sizeof(T) == 4) {
-    return load<Vec<float, 4>>(p);
+    return bit_cast<Vec<float, 4>>(words);
   } else {
-    const auto words = load<Vec<u32, 2>>(p);
     Vec<float, 4> x;
     FA_UNROLL
     for (int i = 0; i < 4; ++i) x[i] = widen(T{u16(words[i / 2] >> (16 * (i % 2)))});
@@ -32,7 +33,7 @@ struct FmaRows {
   const char* lds;
   FA_DEVICE static int offset(int row, int unit) { return row * kRowBytes + unit * 16; }
   FA_DEVICE Vec<float, 4> four(int row, int feature) const {
-    return load_four<T>(lds + row * kRowBytes + feature * int(sizeof(T)));
+    return widen_four<T>(load<FourWords<T>>(lds + row * kRowBytes + feature * int(sizeof(T))));
   }
 };
 
@@ -41,8 +42,9 @@ struct Fma {
   using Element = T;
   static constexpr int kTile = kTileSize, kKeptLanes = kWave / 4;
   static constexpr int kKeptPerLane = kTile / kKeptLanes, kRuns = kTile / 16;
-  static constexpr int kPack = 4 * kKeptPerLane, kRegisters = kPack * kRuns;
+  static constexpr int kKeptLaneStride = 1, kPack = 4 * kKeptPerLane, kRegisters = kPack * kRuns;
   static constexpr int kFeatureStep = 4, kRowStep = 16, kRun = 4;
+  static constexpr int kUnrolledSteps = FA_AMD ? 8 : 64;  // clang takes minutes for more
   static_assert(kTile % 16 == 0 && kTile % kKeptLanes == 0, "16 or 32");
 
   using Accumulator = Vec<float, kRegisters>;
@@ -53,6 +55,7 @@ struct Fma {
   static constexpr int streamed_of_register(int r) { return r / kPack * 16 + r % 4; }
   FA_DEVICE static int streamed_of_lane() { return lane_index() / kKeptLanes * 4; }
   static constexpr int kept_slot(int r) { return r / 4 % kKeptPerLane; }
+  static constexpr int register_of_slot(int slot, int n) { return n / 4 * kPack + slot * 4 + n % 4; }
   static constexpr int kept_of_slot(int slot) { return slot * kKeptLanes; }
   FA_DEVICE static int kept_of_lane() { return lane_index() % kKeptLanes; }
 
@@ -172,6 +175,8 @@ template <class Engine, int kTiles, int kFeatures>
 class KeptRows;
 template <class Engine, int kTiles, int kFeatures>
 class KeptInLds;
+template <class Engine, int kTiles, int kFeatures>
+class KeptInGlobal;
 
 template <class T, int N, int kRows, int kFeatures, int kThreads>
 class RowTile<Fma<T, N>, kRows, kFeatures, kThreads> : public FmaTile<T, kRows, kFeatures, kThreads, true> {
@@ -241,6 +246,30 @@ class KeptRows<Fma<T, N>, kTiles, kFeatures> {
 
  private:
   char* lds_;
+};
+
+// Where LDS does not hold them either: every operand is read from global memory, which is to say from a cache.
+template <class T, int N, int kTiles, int kFeatures>
+class KeptInGlobal<Fma<T, N>, kTiles, kFeatures> {
+ public:
+  static constexpr int kBytesPerWave = 0;
+  struct Operand {
+    const Rows<T>& rows;
+    int first, feature;
+    FA_DEVICE Vec<float, 4> row(int r) const {
+      return widen_four<T>(load_padded<true, int(sizeof(T))>(rows, first + r, feature));
+    }
+  };
+
+  FA_DEVICE explicit KeptInGlobal(char*) {}
+  template <bool kMayBeIrregular>
+  FA_DEVICE void fetch(const Rows<T>& rows) {
+    rows_ = rows;
+  }
+  FA_DEVICE Operand operand(int tile, int step) const { return {rows_, tile * N, step * Fma<T, N>::kFeatureStep}; }
+
+ private:
+  Rows<T> rows_;
 };
 
 template <class T, int N, int kTiles, int kFeatures>

@@ -34,13 +34,17 @@
 #define FA_KERNEL(threads, waves_per_simd) \
   extern "C" __global__                    \
       __attribute__((amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(waves_per_simd)))
-#define FA_UNROLL _Pragma("unroll")
 #define FA_GRID_CONSTANT
 #else
 #define FA_WAVE 32
 #define FA_KERNEL(threads, blocks_per_sm) extern "C" __global__ __launch_bounds__(threads, blocks_per_sm)
-#define FA_UNROLL _Pragma("unroll")
 #define FA_GRID_CONSTANT __grid_constant__
+#endif
+#define FA_UNROLL _Pragma("unroll")
+#if FA_AMD
+#define FA_NO_UNROLL _Pragma("nounroll")
+#else
+#define FA_NO_UNROLL _Pragma("unroll 1")
 #endif
 
 namespace flash_attn::gpu {
@@ -91,6 +95,9 @@ FA_DEVICE void barrier() {
 // Orders LDS accesses of the lanes of one wave.
 FA_DEVICE void wave_fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront", "local"); }
 
+// No matrix instruction and no LDS read is moved across; vector and scalar ones, and other memory, may be.
+FA_DEVICE void keep_matrix_and_lds_order() { __builtin_amdgcn_sched_barrier(0x676); }
+
 FA_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 FA_DEVICE float log2(float x) { return __builtin_amdgcn_logf(x); }
 FA_DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
@@ -114,6 +121,7 @@ FA_DEVICE int lane_index() { return int(threadIdx.x % 32); }
 
 FA_DEVICE void barrier() { __syncthreads(); }
 FA_DEVICE void wave_fence() { __syncwarp(); }
+FA_DEVICE void keep_matrix_and_lds_order() {}
 
 FA_DEVICE float exp2(float x) {
   float y;
@@ -137,6 +145,22 @@ FA_DEVICE void finish_before(float& x) {
 #endif
 }
 
+// use(i, load(i)) for i < kCount, where load reads a matrix operand from LDS. On CDNA, which has few waves to hide LDS
+// behind, each read starts before its predecessor is used. The compiler would put it right before its own use, so
+// matrix instructions and LDS reads may not be moved across.
+template <int kCount, class Load, class Use>
+FA_DEVICE void load_and_use(Load load, Use use) {
+  constexpr int kAhead = FA_AMD && kWave == 64 && std::is_same_v<decltype(load(0)), Unit> ? 1 : 0;
+  decltype(load(0)) x[kAhead + 1];
+  if (kAhead > 0) x[0] = load(0);
+  FA_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    if (i + kAhead < kCount) x[(i + kAhead) % (kAhead + 1)] = load(i + kAhead);
+    if constexpr (kAhead > 0) keep_matrix_and_lds_order();
+    use(i, x[i % (kAhead + 1)]);
+  }
+}
+
 // The value, of which the compiler knows nothing: what is computed from it stays where it stands, out of hot loops.
 FA_DEVICE int opaque(int x) {
 #if FA_AMD
@@ -150,6 +174,17 @@ FA_DEVICE int opaque(int x) {
 FA_DEVICE int wave_index() { return uniform(thread_index() / kWave); }
 FA_DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
 FA_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+// Two numbers, for which CDNA has single instructions.
+using Pair = Vec<float, 2>;
+#if FA_AMD
+FA_DEVICE Pair fma(Pair a, Pair b, Pair c) { return __builtin_elementwise_fma(a, b, c); }
+#else
+FA_DEVICE Pair operator+(Pair a, Pair b) { return {a[0] + b[0], a[1] + b[1]}; }
+FA_DEVICE Pair operator-(Pair a, Pair b) { return {a[0] - b[0], a[1] - b[1]}; }
+FA_DEVICE Pair operator*(Pair a, Pair b) { return {a[0] * b[0], a[1] * b[1]}; }
+FA_DEVICE Pair fma(Pair a, Pair b, Pair c) { return {fma(a[0], b[0], c[0]), fma(a[1], b[1], c[1])}; }
+#endif
 
 // An odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel.
 FA_DEVICE float tanh(float x) {

@@ -45,6 +45,12 @@ struct ForwardArgs {
   float* lse;     // (B,H,Sq) or (H,Tq), natural log, +inf for a row that sees no key
 };
 
+// Grid: tiles * H * B blocks. Writes every element.
+struct ForwardDmaskArgs {
+  AttentionArgs attention;  // v is not read.
+  void* s_dmask;            // dtype of q, (B,H,Sq,Sk), as ForwardArgs::s_dmask of flash_attn/attention.h
+};
+
 // Grid: tiles * H * B blocks for backward_delta and backward_dq, tiles * Hk * B for the kernels of dK and dV, and with
 // cu_seqlens H or Hk more. `tiles` counts the kernel's own blocks of queries or keys.
 struct BackwardArgs {

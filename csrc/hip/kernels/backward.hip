@@ -3,10 +3,9 @@
 #include "hip/kernels/backward_keys.h"
 #include "hip/kernels/backward_queries.h"
 
-#define FA_BACKWARD(Kernel, family, dtype, D, Dv, variant, engine, tile, kept, waves, streamed, occupancy)             \
-  using Kernel##_##dtype##_##D##_##variant = Kernel<Plan<engine<dtype, tile>, D, Dv, variant, kept, waves, streamed>>; \
-  FA_DEFINE_KERNEL(fa_##family##_##dtype##_d##D##_##variant, Kernel##_##dtype##_##D##_##variant, BackwardArgs,         \
-                   waves* FA_WAVE, occupancy)
+#define FA_BACKWARD(Kernel, family, dtype, D, Dv, variant, ...)                                                   \
+  FA_DEFINE_KERNEL(fa_##family##_##dtype##_d##D##_##variant, Kernel, BackwardArgs, family, dtype, D, Dv, variant, \
+                   __VA_ARGS__)
 
 #define FA_FAMILY_backward_delta(...) FA_BACKWARD(BackwardDelta, backward_delta, __VA_ARGS__)
 #define FA_FAMILY_backward_dkdv(...) FA_BACKWARD(BackwardDkDv, backward_dkdv, __VA_ARGS__)

@@ -9,8 +9,8 @@ namespace flash_attn::gpu {
 template <class Plan>
 class BackwardDelta {
   using T = typename Plan::Engine::Element;
-  static constexpr int kLanes = 8, kRows = Plan::kWaves * Plan::kKeptTiles * Plan::Engine::kTile;
-  static constexpr int kUnit = kUnitElements<T>, kPerWord = 4 / int(sizeof(T));
+  static constexpr int kLanes = 8, kRows = Plan::kBlockRows;
+  static constexpr int kUnit = kUnitElements<T>;
 
  public:
   static constexpr int kLdsBytes = 16;
@@ -41,16 +41,8 @@ class BackwardDelta {
   // This lane's part; rows past the end give the last row's.
   FA_DEVICE static float dot(const Rows<T>& x, const Rows<T>& y, int row) {
     float sum = 0;
-    for (int feature = thread_index() % kLanes * kUnit; feature < x.features; feature += kLanes * kUnit) {
-      const Unit a = load_padded<true, 4>(x, row, feature), b = load_padded<true, 4>(y, row, feature);
-      FA_UNROLL
-      for (int i = 0; i < kUnit; ++i) {
-        if constexpr (kPerWord == 1)
-          sum = fma(bit_cast<float>(a[i]), bit_cast<float>(b[i]), sum);
-        else
-          sum = fma(widen(T{u16(a[i / 2] >> (16 * (i % 2)))}), widen(T{u16(b[i / 2] >> (16 * (i % 2)))}), sum);
-      }
-    }
+    for (int feature = thread_index() % kLanes * kUnit; feature < x.features; feature += kLanes * kUnit)
+      sum = add_products<T>(load_padded<true, 4>(x, row, feature), load_padded<true, 4>(y, row, feature), sum);
     return sum;
   }
 };

@@ -15,11 +15,11 @@ template <class Plan, bool kWithDk, bool kWithDv>
 class BackwardKeys {
   using Engine = typename Plan::Engine;
   using T = typename Engine::Element;
-  static constexpr int kKept = Plan::kKeptTiles, kWaveRows = kKept * Engine::kTile,
-                       kBlockRows = Plan::kWaves * kWaveRows;
+  static constexpr int kKept = Plan::kKeptTiles, kWaveRows = kKept * Engine::kTile, kBlockRows = Plan::kBlockRows;
   static constexpr int kQueries = Plan::kStreamedRows, kThreads = Plan::kThreads;
   static constexpr int kStreamed = kQueries / Engine::kTile, kRun = min_of(4, Engine::kRun);
   static constexpr bool kGeneral = Plan::kGeneral;
+  static_assert(kBlockRows == Plan::kWaves * kWaveRows, "the manifest knows the rows of a block");
   using QTile = StreamTile<Engine, kQueries, Plan::kD, kThreads, kWithDk ? Use::both : Use::rows>;
   using DoutTile = StreamTile<Engine, kQueries, Plan::kDv, kThreads,
                               !kWithDv  ? Use::rows

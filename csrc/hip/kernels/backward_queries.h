@@ -12,10 +12,10 @@ template <class Plan>
 class BackwardDq {
   using Engine = typename Plan::Engine;
   using T = typename Engine::Element;
-  static constexpr int kKept = Plan::kKeptTiles, kWaveRows = kKept * Engine::kTile,
-                       kBlockRows = Plan::kWaves * kWaveRows;
+  static constexpr int kKept = Plan::kKeptTiles, kWaveRows = kKept * Engine::kTile, kBlockRows = Plan::kBlockRows;
   static constexpr int kKeys = Plan::kStreamedRows, kThreads = Plan::kThreads, kStreamed = kKeys / Engine::kTile;
   static constexpr bool kGeneral = Plan::kGeneral;
+  static_assert(kBlockRows == Plan::kWaves * kWaveRows, "the manifest knows the rows of a block");
   using KTile = StreamTile<Engine, kKeys, Plan::kD, kThreads, Use::both>;
   using VTile = StreamTile<Engine, kKeys, Plan::kDv, kThreads, Use::rows>;
   using Q = typename Plan::template Kept<Plan::kD>;

@@ -12,10 +12,10 @@ template <class Plan>
 class Forward {
   using Engine = typename Plan::Engine;
   using T = typename Engine::Element;
-  static constexpr int kKept = Plan::kKeptTiles, kWaveRows = kKept * Engine::kTile,
-                       kBlockRows = Plan::kWaves * kWaveRows;
+  static constexpr int kKept = Plan::kKeptTiles, kWaveRows = kKept * Engine::kTile, kBlockRows = Plan::kBlockRows;
   static constexpr int kKeys = Plan::kStreamedRows, kThreads = Plan::kWaves * kWave;
   static constexpr bool kGeneral = Plan::kGeneral;
+  static_assert(kBlockRows == Plan::kWaves * kWaveRows, "the manifest knows the rows of a block");
   using KTile = RowTile<Engine, kKeys, Plan::kD, kThreads>;
   using VTile = ColumnTile<Engine, kKeys, Plan::kDv, kThreads>;
   using Q = KeptRows<Engine, kKept, Plan::kD>;

@@ -1,9 +1,11 @@
-// The forward family: one kernel per manifest row.
+// The forward families: one kernel per manifest row.
 #include "hip/kernels/forward.h"
+#include "hip/kernels/forward_dmask.h"
 
-#define FA_FAMILY_forward(dtype, D, Dv, variant, engine, tile, kept, waves, streamed, occupancy)                       \
-  using Forward_##dtype##_##D##_##variant = Forward<Plan<engine<dtype, tile>, D, Dv, variant, kept, waves, streamed>>; \
-  FA_DEFINE_KERNEL(fa_forward_##dtype##_d##D##_##variant, Forward_##dtype##_##D##_##variant, ForwardArgs,              \
-                   waves* FA_WAVE, occupancy)
+#define FA_FORWARD(Kernel, Args, family, dtype, D, Dv, variant, ...) \
+  FA_DEFINE_KERNEL(fa_##family##_##dtype##_d##D##_##variant, Kernel, Args, family, dtype, D, Dv, variant, __VA_ARGS__)
+
+#define FA_FAMILY_forward(...) FA_FORWARD(Forward, ForwardArgs, forward, __VA_ARGS__)
+#define FA_FAMILY_forward_dmask(...) FA_FORWARD(ForwardDmask, ForwardDmaskArgs, forward_dmask, __VA_ARGS__)
 
 #include "hip/kernels/instances.h"

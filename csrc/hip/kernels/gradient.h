@@ -45,19 +45,31 @@ struct KeepBits {
     for_each_kept_byte<Engine, kKept, kStreamed>(rule, b, h, first_query, first_key,
                                                  [&](int kept, int r, bool keep) { of[kept] |= u32(keep) << r; });
   }
-  // Queries are streamed: every score takes a call of its own, in a loop that is not unrolled.
+  // Queries are streamed. One call serves the keys of four lanes, in kTilesPerCall tiles: each of the lanes makes the
+  // call for one of four queries, and they exchange words.
   FA_DEVICE void draw_kept_keys(const DropoutRule& rule, int b, int h, int first_query, int first_key) {
+    constexpr int kTile = Engine::kTile, kTilesPerCall = kKept % 4 == 0 && kTile == 16 ? 4 : kKept % 2 == 0 ? 2 : 1;
+    const int kept_lane = opaque(Engine::kept_of_lane()), byte = kept_lane % 4;
     FA_UNROLL
-    for (int kept = 0; kept < kKept; ++kept) {
-      u32 bits = 0;
-      _Pragma("nounroll") for (int r = 0; r < kFlat; ++r) {
-        const int query = first_query + Engine::streamed_of_register(r) + Engine::streamed_of_lane();
-        const int key =
-            first_key + kept * Engine::kTile + Engine::kept_of_slot(Engine::kept_slot(r)) + Engine::kept_of_lane();
-        const PhiloxWords words = rule.bytes(b, h, query, key / 64, key / 4 % 4);
-        bits |= u32(rule.keep(pick(words, key / 16 % 4) >> (8 * (key % 4)) & 255u)) << r;
+    for (int kept = 0; kept < kKept; ++kept) of[kept] = 0;
+    FA_NO_UNROLL for (int i = 0; i < kFlat / Engine::kKeptPerLane; i += 4) {
+      FA_UNROLL
+      for (int slot = 0; slot < Engine::kKeptPerLane; ++slot) FA_UNROLL
+      for (int kept = 0; kept < kKept; kept += kTilesPerCall) {
+        const int own = Engine::streamed_of_register(Engine::register_of_slot(slot, i + byte));
+        const int key = first_key + kept * kTile + Engine::kept_of_slot(slot) + kept_lane;
+        const PhiloxWords words =
+            rule.bytes(b, h, first_query + own + Engine::streamed_of_lane(), key / 64, key / 4 % 4);
+        FA_UNROLL
+        for (int tile = 0; tile < kTilesPerCall; ++tile) {
+          const float word = bit_cast<float>(pick(words, (key + tile * kTile) / 16 % 4));
+          FA_UNROLL
+          for (int n = 0; n < 4; ++n) {
+            const u32 theirs = bit_cast<u32>(from_lane(word, lane_index() + (n - byte) * Engine::kKeptLaneStride));
+            of[kept + tile] |= u32(rule.keep(theirs >> (8 * byte) & 255u)) << Engine::register_of_slot(slot, i + n);
+          }
+        }
       }
-      of[kept] = bits;
     }
   }
 };

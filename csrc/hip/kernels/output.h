@@ -19,23 +19,23 @@ struct OutputTiles {
   // += weights . columns, over all streamed rows.
   template <int kStreamed, class Columns>
   FA_DEVICE void add_products(const ScoreTiles<Engine, kKept, kStreamed>& weights, const Columns& columns) {
+    typename Engine::Weights packed[kKept];
+    load_and_use<(kStreamed * Engine::kTile / Engine::kRowStep) * kTiles>(
+        [&](int i) { return columns.operand(i % kTiles, i / kTiles); },
+        [&](int i, const auto& x) {
+          if (i % kTiles == 0) FA_UNROLL
+          for (int kept = 0; kept < kKept; ++kept) packed[kept] = pack(weights, kept, i / kTiles);
+          FA_UNROLL
+          for (int kept = 0; kept < kKept; ++kept) Engine::accumulate(o[kept][i % kTiles], x, packed[kept]);
+        });
+  }
+  template <int kStreamed>
+  FA_DEVICE static typename Engine::Weights pack(const ScoreTiles<Engine, kKept, kStreamed>& weights, int kept,
+                                                 int step) {
+    float p[Engine::kPack];
     FA_UNROLL
-    for (int step = 0; step < kStreamed * Engine::kTile / Engine::kRowStep; ++step) {
-      typename Engine::Weights packed[kKept];
-      FA_UNROLL
-      for (int kept = 0; kept < kKept; ++kept) {
-        float p[Engine::kPack];
-        FA_UNROLL
-        for (int i = 0; i < Engine::kPack; ++i) p[i] = weights.get(kept, step * Engine::kPack + i);
-        packed[kept] = Engine::pack(p);
-      }
-      FA_UNROLL
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const auto x = columns.operand(tile, step);
-        FA_UNROLL
-        for (int kept = 0; kept < kKept; ++kept) Engine::accumulate(o[kept][tile], x, packed[kept]);
-      }
-    }
+    for (int i = 0; i < Engine::kPack; ++i) p[i] = weights.get(kept, step * Engine::kPack + i);
+    return Engine::pack(p);
   }
 
   // Multiplies the lane's kept row `slot` of a tile.

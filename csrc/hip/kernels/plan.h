@@ -2,6 +2,7 @@
 #pragma once
 
 #include "hip/device/engine.h"
+#include "hip/kernel_shape.h"
 
 namespace flash_attn::gpu {
 
@@ -10,23 +11,50 @@ using f16 = Half;
 using f32 = float;
 inline constexpr bool plain = false, general = true;
 
-template <class EngineType, int kDim, int kValueDim, bool kIsGeneral, int kKept, int kWaveCount, int kStreamed>
+#if !FA_AMD
+inline constexpr Target kTarget = Target::cuda;
+#elif FA_WAVE == 64
+inline constexpr Target kTarget = Target::cdna3;
+#else
+inline constexpr Target kTarget = Target::rdna4;
+#endif
+
+// Where a backward kernel's kept operands are.
+template <bool kIsFma, bool kInLds>
+struct KeptStorage {
+  template <class Engine, int kTiles, int kFeatures>
+  using Of = KeptInLds<Engine, kTiles, kFeatures>;
+};
+template <>
+struct KeptStorage<false, false> {
+  template <class Engine, int kTiles, int kFeatures>
+  using Of = KeptRows<Engine, kTiles, kFeatures>;
+};
+template <>
+struct KeptStorage<true, false> {
+  template <class Engine, int kTiles, int kFeatures>
+  using Of = KeptInGlobal<Engine, kTiles, kFeatures>;
+};
+
+template <Family kFamily, class EngineType, EngineKind kKind, int kDim, int kValueDim, bool kIsGeneral, int kKept,
+          int kWaveCount, int kStreamed>
 struct Plan {
   using Engine = EngineType;
+  static constexpr KernelShape kShape = {kFamily,    kTarget,   kKind,         int(sizeof(typename Engine::Element)),
+                                         kDim,       kValueDim, Engine::kTile, kKept,
+                                         kWaveCount, kStreamed};
   static constexpr int kD = kDim, kDv = kValueDim, kKeptTiles = kKept, kWaves = kWaveCount, kStreamedRows = kStreamed;
   static constexpr bool kGeneral = kIsGeneral;
-  static constexpr int kThreads = kWaves * kWave;
+  static constexpr int kThreads = kShape.threads(), kBlockRows = kShape.block_rows();
   static_assert(kThreads <= 1024, "a block has at most 1024 threads");
   static_assert(kD % Engine::kFeatureStep == 0 && kDv % Engine::kTile == 0, "whole operands of features");
   static_assert(kStreamed % Engine::kTile == 0 && kStreamed % Engine::kRowStep == 0, "whole operands of streamed rows");
   static_assert(64 % kStreamed == 0 || kStreamed % 64 == 0,
                 "a step meets whole dropout blocks of 64 keys, or a part of one");
 
-  // Kept operands of the backward kernels, which have two of them besides up to two outputs: in registers, where these
-  // take at most 64 (of 256; 128 of CDNA's 512).
-  static constexpr bool kKeptInLds = kKept * Engine::kTile * (kD + kDv) / 2 > 64 * kWave*(kWave / 32);
   template <int kFeatures>
-  using Kept = std::conditional_t<kKeptInLds, KeptInLds<Engine, kKept, kFeatures>, KeptRows<Engine, kKept, kFeatures>>;
+  using Kept = typename KeptStorage<kKind == EngineKind::Fma,
+                                    kShape.backward_keeps_in_lds()>::template Of<Engine, kKept, kFeatures>;
 };
 
 }  // namespace flash_attn::gpu
@@ -58,14 +86,15 @@ struct Plan {
 #define FA_LDS(bytes) extern __shared__ __align__(128) char lds[]
 #endif
 
-#define FA_DEFINE_KERNEL(name, Kernel, Args, ...)                                       \
-  FA_KERNEL(__VA_ARGS__) void name(const FA_GRID_CONSTANT Args args) {                  \
-    static_assert(Kernel::kLdsBytes <= FA_LDS_LIMIT, "more LDS than a block can have"); \
-    FA_LDS(Kernel::kLdsBytes);                                                          \
-    Kernel::run(args, lds);                                                             \
+// A kernel `name` that runs class template Kernel<Plan>.
+#define FA_DEFINE_KERNEL(name, Kernel, Args, family, dtype, D, Dv, variant, engine, tile, kept, waves, streamed,     \
+                         occupancy)                                                                                  \
+  using name##_plan =                                                                                                \
+      Plan<Family::family, engine<dtype, tile>, EngineKind::engine, D, Dv, variant, kept, waves, streamed>;          \
+  FA_KERNEL(name##_plan::kThreads, occupancy) void name(const FA_GRID_CONSTANT Args args) {                          \
+    constexpr int kLdsBytes = Kernel<name##_plan>::kLdsBytes;                                                        \
+    static_assert(kLdsBytes == name##_plan::kShape.lds_bytes(), "the manifest knows the LDS that the kernel needs"); \
+    static_assert(kLdsBytes <= name##_plan::kShape.lds_limit(), "more LDS than a block can have");                   \
+    FA_LDS(kLdsBytes);                                                                                               \
+    Kernel<name##_plan>::run(args, lds);                                                                             \
   }
-#if FA_AMD
-#define FA_LDS_LIMIT 65536
-#else
-#define FA_LDS_LIMIT 163 * 1024
-#endif

@@ -31,12 +31,21 @@ struct ScoreTiles {
   // += streamed . kept, over all features.
   template <int kFeatures, class Streamed, class Kept>
   FA_DEVICE void add_products(const Streamed& streamed, const Kept& kept_rows) {
-    FA_UNROLL
-    for (int step = 0; step < kFeatures / Engine::kFeatureStep; ++step) FA_UNROLL
-    for (int tile = 0; tile < kStreamed; ++tile) {
-      const auto x = streamed.operand(tile, step);
-      FA_UNROLL
-      for (int kept = 0; kept < kKept; ++kept) Engine::scores(s[kept][tile], x, kept_rows.operand(kept, step));
+    constexpr int kSteps = kFeatures / Engine::kFeatureStep, kUnrolled = min_of(kSteps, Engine::kUnrolledSteps);
+    const auto add = [&](int first) {
+      load_and_use<kUnrolled * kStreamed>([&](int i) { return streamed.operand(i % kStreamed, first + i / kStreamed); },
+                                          [&](int i, const auto& x) {
+                                            FA_UNROLL
+                                            for (int kept = 0; kept < kKept; ++kept)
+                                              Engine::scores(s[kept][i % kStreamed], x,
+                                                             kept_rows.operand(kept, first + i / kStreamed));
+                                          });
+    };
+    if constexpr (kUnrolled == kSteps) {
+      add(0);
+    } else {
+      FA_NO_UNROLL
+      for (int first = 0; first < kSteps; first += kUnrolled) add(first);
     }
   }
 

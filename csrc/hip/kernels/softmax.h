@@ -47,15 +47,18 @@ class OnlineSoftmax {
     for (int slot = 0; slot < kSlots; ++slot) {
       // Where nothing has been seen, masked scores must give 0 and not NaN.
       const float shift = m_[kept][slot] == -kInf ? 0.0f : m_[kept][slot];
-      float sum = 0;
+      Pair sum = {0.0f, 0.0f};
       FA_UNROLL
-      for (int r = 0; r < Scores::kFlat; ++r) {
+      for (int r = 0; r < Scores::kFlat; r += 2) {
         if (Engine::kept_slot(r) != slot) continue;
-        const float p = exp2(fma(scores.get(kept, r), unit, -shift));
-        scores.set(kept, r, p);
-        sum += p;
+        const Pair s = {scores.get(kept, r), scores.get(kept, r + 1)};
+        const Pair x = fma(s, Pair{unit, unit}, Pair{-shift, -shift});
+        const Pair p = {exp2(x[0]), exp2(x[1])};
+        scores.set(kept, r, p[0]);
+        scores.set(kept, r + 1, p[1]);
+        sum = sum + p;
       }
-      l_[kept][slot] += sum;
+      l_[kept][slot] += sum[0] + sum[1];
     }
   }
 
