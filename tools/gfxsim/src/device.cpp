@@ -24,6 +24,7 @@ class LoadedModule : public Module {
  public:
   explicit LoadedModule(Program program) : program_(std::move(program)) {
     for (const Kernel& kernel : program_.kernels) infos_.push_back(kernel.info);
+    trust_ = std::make_unique<Trust[]>(infos_.size());
   }
   const std::vector<KernelInfo>& kernels() const override { return infos_; }
   const std::string& target() const override { return program_.target->name; }
@@ -40,22 +41,36 @@ class LoadedModule : public Module {
   }
   const Program& program() const { return program_; }
 
+  // Refuses a kernel before it runs, if any of its instructions could not be trusted.
+  void check_instructions(const Kernel& kernel, unsigned checks) const {
+    Trust& trust = trust_[std::size_t(&kernel - program_.kernels.data())];
+    std::call_once(trust.once, [&] { look_at(kernel, trust); });
+    if (!trust.unsupported.empty()) throw Error(trust.unsupported);
+    if ((checks & kCheckUnitChecks) && !trust.unchecked.empty()) throw Error(trust.unchecked);
+  }
+
  private:
+  // The first instruction of a kernel that stands against running it, in words; found at the first launch.
+  struct Trust {
+    std::once_flag once;
+    std::string unsupported, unchecked;
+  };
+  void look_at(const Kernel& kernel, Trust& trust) const {
+    for (const Instruction& instruction : instructions(kernel.info.name)) {
+      const std::string where = "kernel " + kernel.info.name + ", target " + target() + ": '" + instruction.text +
+                                "' at " + std::to_string(instruction.pc);
+      if (!instruction.unsupported.empty() && trust.unsupported.empty())
+        trust.unsupported = where + " is not simulated: " + instruction.unsupported;
+      if (!instruction.unit_checked && trust.unchecked.empty())
+        trust.unchecked =
+            where + ": opcode " + instruction.opcode + " has no unit check; add one, or leave out kCheckUnitChecks";
+    }
+  }
+
   Program program_;
   std::vector<KernelInfo> infos_;
+  std::unique_ptr<Trust[]> trust_;
 };
-
-// Refuses a kernel before it runs, if any of its instructions could not be trusted.
-void check_instructions(const LoadedModule& module, std::string_view kernel, unsigned checks) {
-  for (const Instruction& instruction : module.instructions(kernel)) {
-    const std::string where = "kernel " + std::string(kernel) + ", target " + module.target() + ": '" +
-                              instruction.text + "' at " + std::to_string(instruction.pc);
-    if (!instruction.unsupported.empty()) throw Error(where + " is not simulated: " + instruction.unsupported);
-    if ((checks & kCheckUnitChecks) && !instruction.unit_checked)
-      throw Error(where + ": opcode " + instruction.opcode +
-                  " has no unit check; add one, or leave out kCheckUnitChecks");
-  }
-}
 
 void merge_reports(std::vector<Report>& into, const std::vector<Report>& from, std::size_t limit) {
   for (const Report& report : from) {
@@ -69,7 +84,7 @@ void merge_reports(std::vector<Report>& into, const std::vector<Report>& from, s
   }
 }
 
-void merge_counts(Statistics& into, const Program& program, const Counts& counts) {
+void merge_counts(Statistics& into, const Program& program, const Counts& counts, bool by_address) {
   for (std::size_t i = 0; i < program.ops.size(); ++i) {
     const std::uint64_t executed = counts.executed[i];
     if (!executed) continue;
@@ -77,6 +92,8 @@ void merge_counts(Statistics& into, const Program& program, const Counts& counts
     into.instructions += executed;
     into.by_class[class_name(op.opcode->kind)] += executed;
     into.by_opcode[op.opcode->name] += executed;
+    if (by_address) into.by_address[op.pc] += executed;
+    if (by_address && op.opcode->kind == Class::wait) into.waited_for[op.pc] |= counts.waited_for[i];
     into.matrix_flops += executed * op.opcode->flops;
     into.lds_clocks += counts.lds_clocks[i];
     into.lds_conflict_clocks += counts.lds_conflicts[i];
@@ -112,7 +129,7 @@ class Execution {
         if (!group.reports.empty()) keep(group);
       }
       const std::lock_guard lock(mutex_);
-      merge_counts(result_.statistics, launch_.program, group.counts);
+      merge_counts(result_.statistics, launch_.program, group.counts, options_.statistics);
     } catch (...) {
       const std::lock_guard lock(mutex_);
       if (!failure_) failure_ = std::current_exception();
@@ -164,8 +181,8 @@ LaunchResult Device::launch(const Module& module, std::string_view kernel, Dim3 
                             std::uint32_t dynamic_lds, std::span<const std::byte> kernargs,
                             const LaunchOptions& options) const {
   const auto& loaded = dynamic_cast<const LoadedModule&>(module);
-  check_instructions(loaded, kernel, options.checks);
   const Program& program = loaded.program();
+  loaded.check_instructions(program.find(kernel), options.checks);
   const Launch launch = prepare_launch(program, program.find(kernel), grid, block, dynamic_lds, kernargs);
   Memory memory = state_->memory;
   const auto add = [&](const std::byte* data, std::size_t bytes, const char* name) {

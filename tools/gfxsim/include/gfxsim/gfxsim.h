@@ -70,7 +70,7 @@ struct LaunchOptions {
   std::uint64_t max_wave_instructions = std::uint64_t(1) << 30;  ///< more than this in one wave is a run-away loop
   std::size_t max_reports = 20;                                  ///< distinct findings before the launch stops
   std::uint64_t nop_at = 0;  ///< address of an instruction to leave out: is this barrier or wait needed? 0: none
-  bool statistics = false;   ///< also LDS bank conflicts and global cache lines
+  bool statistics = false;   ///< also LDS bank conflicts, global cache lines, and counts by address
 };
 
 /// One finding. Findings of the same kind at the same instruction are counted, the first is described.
@@ -87,9 +87,21 @@ struct Report {
   std::string to_string() const;
 };
 
+enum WaitedFor : unsigned {
+  kWaitedForLoads = 1,
+  kWaitedForStores = 2,  ///< to memory, and no load
+  kWaitedForLds = 4,
+  kWaitedForScalarLoads = 8,
+  kWaitedForFlat = 16,
+};
+
 struct Statistics {
   std::uint64_t instructions = 0;  ///< executed by waves
   std::map<std::string, std::uint64_t> by_class, by_opcode;
+  std::map<std::uint64_t, std::uint64_t> by_address;  ///< executed instructions, with LaunchOptions::statistics
+  /// What executed waits ended, by address, with LaunchOptions::statistics: WaitedFor values, or-ed. 0: nothing was on
+  /// its way.
+  std::map<std::uint64_t, unsigned> waited_for;
   std::uint64_t matrix_flops = 0;                         ///< of MFMA and WMMA, all lanes
   std::uint64_t lds_clocks = 0, lds_conflict_clocks = 0;  ///< LDS busy clocks, and those above the conflict-free count
   std::uint64_t global_bytes = 0, global_lines = 0;       ///< bytes asked for; 128-byte lines touched per instruction
