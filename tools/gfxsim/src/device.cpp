@@ -2,6 +2,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "gfxsim/gfxsim.h"
@@ -153,6 +154,39 @@ class Execution {
   std::exception_ptr failure_;
 };
 
+// What the writable buffers hold at one moment.
+class Contents {
+ public:
+  explicit Contents(const Memory& memory) {
+    for (const Buffer& buffer : memory.buffers()) {
+      if (!buffer.writable) continue;
+      const auto* data = reinterpret_cast<const std::byte*>(buffer.begin);
+      saved_.push_back({buffer, {data, data + (buffer.end - buffer.begin)}});
+    }
+  }
+  void restore() const {
+    for (const auto& [buffer, bytes] : saved_)
+      std::copy(bytes.begin(), bytes.end(), reinterpret_cast<std::byte*>(buffer.begin));
+  }
+  // The first byte that is different by now, in words; "" when none is.
+  std::string difference() const {
+    for (const auto& [buffer, bytes] : saved_) {
+      const auto* now = reinterpret_cast<const std::byte*>(buffer.begin);
+      const auto at = std::mismatch(bytes.begin(), bytes.end(), now).first - bytes.begin();
+      if (std::size_t(at) < bytes.size())
+        return "byte " + std::to_string(at) + " of buffer '" + buffer.name + "' differs between runs";
+    }
+    return "";
+  }
+
+ private:
+  struct Saved {
+    Buffer buffer;
+    std::vector<std::byte> bytes;
+  };
+  std::vector<Saved> saved_;
+};
+
 }  // namespace
 
 struct Device::State {
@@ -195,12 +229,40 @@ LaunchResult Device::launch(const Module& module, std::string_view kernel, Dim3 
   return Execution(launch, memory, options).run();
 }
 
+LaunchResult Device::launch_in_orders(int orders, const Module& module, std::string_view kernel, Dim3 grid, Dim3 block,
+                                      std::uint32_t dynamic_lds, std::span<const std::byte> kernargs,
+                                      const LaunchOptions& options) const {
+  if (orders < 2) throw Error("launch_in_orders takes 2 orders or more, not " + std::to_string(orders));
+  const Contents before(state_->memory);
+  LaunchResult all;
+  std::optional<Contents> first;
+  for (int order = 0; order < orders; ++order) {
+    LaunchOptions chosen = options;
+    chosen.schedule = order == 0 ? Schedule::in_order : order == 1 ? Schedule::round_robin : Schedule::random;
+    chosen.seed = options.seed + std::uint64_t(order > 2 ? order - 2 : 0);
+    before.restore();
+    const LaunchResult result = launch(module, kernel, grid, block, dynamic_lds, kernargs, chosen);
+    merge_reports(all.reports, result.reports, options.max_reports);
+    all.statistics = result.statistics;
+    if (!first) first.emplace(state_->memory);
+    const std::string where = first->difference();
+    if (where.empty()) continue;
+    Report report;
+    report.kind = "wave-order", report.kernel = kernel, report.target = module.target();
+    report.message = where + (order == 1 ? " in order and round robin"
+                                         : " in order and in the random order of seed " + std::to_string(chosen.seed));
+    merge_reports(all.reports, {report}, options.max_reports);
+  }
+  return all;
+}
+
 double Statistics::matrix_share() const {
   const auto found = by_class.find("matrix");
   return instructions && found != by_class.end() ? double(found->second) / double(instructions) : 0.0;
 }
 
 std::string Report::to_string() const {
+  if (pc == 0) return kind + ": kernel " + kernel + " (" + target + "): " + message;
   char where[96];
   std::snprintf(where, sizeof where, "workgroup (%u, %u, %u), wave %d", workgroup.x, workgroup.y, workgroup.z, wave);
   std::string out = kind + ": kernel " + kernel + " (" + target + "), " + where;

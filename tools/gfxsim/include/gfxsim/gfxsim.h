@@ -75,7 +75,9 @@ struct LaunchOptions {
 
 /// One finding. Findings of the same kind at the same instruction are counted, the first is described.
 struct Report {
-  std::string kind;  ///< out-of-bounds, misaligned, undefined, lds-race, missing-wait, barrier, deadlock, run-away
+  /// out-of-bounds, misaligned, undefined, lds-race, missing-wait, barrier, deadlock, run-away; wave-order, which is
+  /// about the whole launch
+  std::string kind;
   std::string kernel, target;
   Dim3 workgroup;
   int wave = 0;
@@ -166,6 +168,13 @@ class Device {
   /// metadata; hidden arguments are filled in. Throws Error on wrong use; findings are in the result.
   LaunchResult launch(const Module& module, std::string_view kernel, Dim3 grid, Dim3 block, std::uint32_t dynamic_lds,
                       std::span<const std::byte> kernargs, const LaunchOptions& options = {}) const;
+
+  /// As launch, `orders` times from the same contents of the buffers: in order, round robin, then in random orders of
+  /// seeds from options.seed on. Buffers whose contents depend on the order are reported as `wave-order`. Findings are
+  /// those of all runs, statistics and contents those of the last.
+  LaunchResult launch_in_orders(int orders, const Module& module, std::string_view kernel, Dim3 grid, Dim3 block,
+                                std::uint32_t dynamic_lds, std::span<const std::byte> kernargs,
+                                const LaunchOptions& options = {}) const;
 
  private:
   struct State;
