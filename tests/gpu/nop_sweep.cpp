@@ -101,7 +101,7 @@ std::vector<KernelCase> cases(const gpu::KernelRow& row) {
   causal.causal = true;
   add(Sq, Sq + row.streamed_rows, causal);
   KernelCase& varlen = add(Sq, Sk, causal);
-  varlen.shape.B = 2, varlen.q_lengths = {int(Sq), 0}, varlen.k_lengths = {int(Sk), 9}, varlen.extra_rows = 3;
+  varlen.shape.B = 3, varlen.q_lengths = {int(Sq), 0, 5}, varlen.k_lengths = {int(Sk), 9, 0}, varlen.extra_rows = 3;
   if (row.variant == gpu::Variant::plain) return out;
   Features everything;
   everything.alibi = true, everything.dropout_p = 0.4, everything.window_left = 40, everything.causal = true;
@@ -110,11 +110,14 @@ std::vector<KernelCase> cases(const gpu::KernelRow& row) {
   softcap.softcap = 3.0;
   add(Sq, Sk, softcap).misaligned = true;
   add(Sq, Sk, everything).misaligned = true;
+  // Rows of whole dwords, but not of 16 bytes.
+  KernelCase& narrow = add(Sq, Sk, everything);
+  narrow.shape.D = narrow.shape.Dv = D - 2;
   return out;
 }
 
 constexpr const char* kUnexplained = "UNEXPLAINED";
-constexpr const char* kNothing = "nothing is on its way: on the paths taken, another wait came before";
+constexpr const char* kNothing = "on the paths taken, nothing is on its way: another wait came before";
 
 std::string reason(const Site& site) {
   if (!site.executed) return "not executed by the problems of this check";
@@ -122,7 +125,7 @@ std::string reason(const Site& site) {
   if (!site.waited_for) return kNothing;
   if (!(site.waited_for & ~unsigned(gfxsim::kWaitedForStores)))
     return "it waits for stores to memory only, which no later instruction of the workgroup reads";
-  return "a later wait covers what it waits for before that is used";
+  return "on the paths taken, what it waits for is used only after another wait";
 }
 
 template <class Check>

@@ -56,13 +56,18 @@ SWAPS = [
 SKIPPED = re.compile(
     r"defined|known|Defined|constant\(scalar\)|report|checking|count_|options|#include|//|static_assert"
     r"|namespace|kind ==|traits|Error\("
-    r"|mark_pending|note|issue\(|require|statistics|kAccepts|operands|waited_for|only_stores"
+    r"|mark_pending|note|issue\(|require|statistics|kAccepts|operands|waited_for|only_stores|flops"
 )
+
+SKIPPED_FUNCTIONS = re.compile(r"[\w:]+ (?<=Halves )\w+\(|[\w:]+ (note\w*|count_\w+|\w+_defined|wait_noting|require_\w+)\(")
+
+FUNCTION = re.compile(r"[A-Za-z][\w:<>,&* ]* (\w+)\(")
 
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
     path: pathlib.Path
+    function: str
     number: int  # of the line, from 0
     column: int
     line: str
@@ -76,32 +81,36 @@ class Mutant:
         return self.line[: self.column] + self.new + self.line[self.column + len(self.old) :]
 
     def key(self) -> tuple[str, str, str]:
-        """What equivalent_mutants.txt names: the file, the line before, and the line after."""
-        return self.path.name, self.line.strip(), self.mutated_line().strip()
+        """What equivalent_mutants.txt names: the place, the line before, and the line after."""
+        return f"{self.path.name} {self.function}", self.line.strip(), self.mutated_line().strip()
 
 
 def candidates() -> list[Mutant]:
     """Every mutant of every instruction's semantics."""
     found = []
     for path in sorted((ROOT / "src" / "isa").glob("*.cpp")):
+        inside_skipped, function = False, ""
         for number, line in enumerate(path.read_text().splitlines()):
-            if SKIPPED.search(line) or line.startswith(("template", "using")) or "i < kMaxLanes" in line:
+            begun = FUNCTION.match(line)
+            function = begun[1] if begun else function
+            inside_skipped = line != "}" and (inside_skipped or bool(SKIPPED_FUNCTIONS.match(line)))
+            if inside_skipped or SKIPPED.search(line) or line.startswith(("template", "using")) or "i < kMaxLanes" in line:
                 continue
             # A changed name would only be an instruction that is not known.
             code = re.sub(r'"[^"]*"', lambda text: "\0" * len(text.group()), line)
             for old, new in SWAPS:
-                found += [Mutant(path, number, at.start(), line, old, new) for at in re.finditer(re.escape(old), code)]
+                found += [Mutant(path, function, number, at.start(), line, old, new) for at in re.finditer(re.escape(old), code)]
     return found
 
 
 def equivalent_mutants() -> dict[tuple[str, str, str], str]:
-    """Reasons by key, from blocks of four lines: file, line before, line after, reason."""
+    """Reasons by key, from blocks of four lines: file and function, line before, line after, reason."""
     text = (pathlib.Path(__file__).parent / "equivalent_mutants.txt").read_text()
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if len(lines) % 4:
-        raise SystemExit("equivalent_mutants.txt: every mutant takes four lines: file, before, after, reason")
+        raise SystemExit("equivalent_mutants.txt: every mutant takes four lines: file and function, before, after, reason")
     blocks = [[line.strip() for line in lines[at : at + 4]] for at in range(0, len(lines), 4)]
-    return {(file, before, after): reason for file, before, after, reason in blocks}
+    return {(place, before, after): reason for place, before, after, reason in blocks}
 
 
 class Laboratory:
