@@ -59,7 +59,9 @@ SKIPPED = re.compile(
     r"|mark_pending|note|issue\(|require|statistics|kAccepts|operands|waited_for|only_stores|flops"
 )
 
-SKIPPED_FUNCTIONS = re.compile(r"[\w:]+ (?<=Halves )\w+\(|[\w:]+ (note\w*|count_\w+|\w+_defined|wait_noting|require_\w+)\(")
+SKIPPED_FUNCTIONS = re.compile(
+    r"[\w:]+ (?<=Halves )\w+\(|[\w:]+ (note\w*|count_\w+|\w+_defined|wait_noting|require_\w+)\("
+)
 
 FUNCTION = re.compile(r"[A-Za-z][\w:<>,&* ]* (\w+)\(")
 
@@ -75,7 +77,9 @@ class Mutant:
     new: str
 
     def __str__(self) -> str:
-        return f"{self.path.name}:{self.number + 1}:{self.column + 1}: '{self.old.strip()}' becomes '{self.new.strip()}'"
+        return (
+            f"{self.path.name}:{self.number + 1}:{self.column + 1}: '{self.old.strip()}' becomes '{self.new.strip()}'"
+        )
 
     def mutated_line(self) -> str:
         return self.line[: self.column] + self.new + self.line[self.column + len(self.old) :]
@@ -94,12 +98,20 @@ def candidates() -> list[Mutant]:
             begun = FUNCTION.match(line)
             function = begun[1] if begun else function
             inside_skipped = line != "}" and (inside_skipped or bool(SKIPPED_FUNCTIONS.match(line)))
-            if inside_skipped or SKIPPED.search(line) or line.startswith(("template", "using")) or "i < kMaxLanes" in line:
+            if (
+                inside_skipped
+                or SKIPPED.search(line)
+                or line.startswith(("template", "using"))
+                or "i < kMaxLanes" in line
+            ):
                 continue
             # A changed name would only be an instruction that is not known.
             code = re.sub(r'"[^"]*"', lambda text: "\0" * len(text.group()), line)
             for old, new in SWAPS:
-                found += [Mutant(path, function, number, at.start(), line, old, new) for at in re.finditer(re.escape(old), code)]
+                found += [
+                    Mutant(path, function, number, at.start(), line, old, new)
+                    for at in re.finditer(re.escape(old), code)
+                ]
     return found
 
 
@@ -108,7 +120,9 @@ def equivalent_mutants() -> dict[tuple[str, str, str], str]:
     text = (pathlib.Path(__file__).parent / "equivalent_mutants.txt").read_text()
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if len(lines) % 4:
-        raise SystemExit("equivalent_mutants.txt: every mutant takes four lines: file and function, before, after, reason")
+        raise SystemExit(
+            "equivalent_mutants.txt: every mutant takes four lines: file and function, before, after, reason"
+        )
     blocks = [[line.strip() for line in lines[at : at + 4]] for at in range(0, len(lines), 4)]
     return {(place, before, after): reason for place, before, after, reason in blocks}
 

@@ -67,8 +67,9 @@ std::vector<u32> set_addresses(Bench& bench, Addressing how, u32 bytes, int offs
     const u64 begin = how == Addressing::scratch_flat ? kPrivateAperture : base;
     const u64 address = begin + at - u64(std::int64_t(offset));
     Wave& wave = bench.wave();
-    wave.v[0][lane] =
-        how == Addressing::pair || how == Addressing::scratch_flat ? u32(address) : at - u32(offset) - (how == Addressing::base_and_offset ? 256 : 0);
+    wave.v[0][lane] = how == Addressing::pair || how == Addressing::scratch_flat
+                          ? u32(address)
+                          : at - u32(offset) - (how == Addressing::base_and_offset ? 256 : 0);
     wave.v[1][lane] = u32(address >> 32);
   }
   if (how == Addressing::scratch_scalar) bench.set_scalar(2, 16);
