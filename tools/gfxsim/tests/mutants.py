@@ -4,9 +4,9 @@
     tests/mutants.py --build BUILD [--count 50] [--seed 1] [--jobs 2] [--cxx g++] [--only TEXT]
 
 BUILD is a build directory of gfxsim (Ninja). A mutant changes one operator or number in one line of an instruction's
-semantics; that file is compiled anew and linked before the library, and `gfxsim selfcheck` runs. Not counted are mutants
-that do not compile, that compile to the same code, and those that equivalent_mutants.txt shows to mean the same. Exit
-status 1 when a mutant survives. --only: mutants whose `file: line` holds TEXT.
+semantics; that file is compiled anew and linked before the library, and `gfxsim selfcheck` runs. Not counted are
+mutants that do not compile, that compile to the same code, and those that equivalent_mutants.txt shows to mean the
+same. Exit status 1 when a mutant survives. --only: mutants whose `file: line` holds TEXT.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ SWAPS = [
     ("i32 a", "u32 a"),
     ("16", "8"),
 ]
-# Statistics, findings and definedness are for other tests than the unit checks.
+# Statistics, findings, refusals and definedness are for other tests than the unit checks.
 SKIPPED = re.compile(
     r"defined|known|Defined|constant\(scalar\)|report|checking|count_|options|#include|//|static_assert"
     r"|namespace|kind ==|traits|Error\("
-    r"|mark_pending|note|issue\(|require|statistics|kAccepts|operands|waited_for|only_stores|flops"
+    r"|mark_pending|note|issue\(|require|statistics|kAccepts|operands|waited_for|only_stores|flops|kSharedAperture"
 )
 
 SKIPPED_FUNCTIONS = re.compile(
