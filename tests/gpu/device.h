@@ -9,6 +9,9 @@
 
 namespace flash_attn::testing {
 
+// Every allocation begins and ends with this many bytes that no kernel may touch.
+inline constexpr std::size_t kGuardBytes = 4096;
+
 class KernelDevice {
  public:
   virtual ~KernelDevice() = default;

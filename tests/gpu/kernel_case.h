@@ -31,28 +31,27 @@ class GuardedBuffer {
       : device_(device),
         bytes_(bytes),
         shift_(shift),
-        image_(bytes + 2 * kMargin + shift, char(0x5a)),
+        image_(bytes + 2 * kGuardBytes + shift, char(0x5a)),
         base_(static_cast<char*>(device.allocate(image_.size()))) {}
   ~GuardedBuffer() { device_.release(base_); }
   GuardedBuffer(const GuardedBuffer&) = delete;
 
-  char* data() const { return base_ + kMargin + shift_; }
+  char* data() const { return base_ + kGuardBytes + shift_; }
   void fill(const void* from) {
-    if (from) std::memcpy(image_.data() + kMargin + shift_, from, bytes_);
+    if (from) std::memcpy(image_.data() + kGuardBytes + shift_, from, bytes_);
     device_.upload(base_, image_.data(), image_.size());
   }
   void fetch(void* to) {
     std::vector<char> got(image_.size());
     device_.download(got.data(), base_, got.size());
-    const std::size_t begin = kMargin + shift_;
+    const std::size_t begin = kGuardBytes + shift_;
     if (std::memcmp(got.data(), image_.data(), begin) != 0 ||
-        std::memcmp(got.data() + begin + bytes_, image_.data() + begin + bytes_, kMargin) != 0)
+        std::memcmp(got.data() + begin + bytes_, image_.data() + begin + bytes_, kGuardBytes) != 0)
       throw std::runtime_error("a kernel wrote outside of an output");
     std::memcpy(to, got.data() + begin, bytes_);
   }
 
  private:
-  static constexpr std::size_t kMargin = 4096;
   KernelDevice& device_;
   std::size_t bytes_, shift_;
   std::vector<char> image_;

@@ -84,7 +84,43 @@ int stats(const Options& options) {
   return 0;
 }
 
+// The opcodes of a code object, and whether each is simulated and has a unit check.
+int opcodes_of_file(const Options& options) {
+  const Loaded loaded(options);
+  struct Use {
+    int count = 0;
+    std::string problem;
+  };
+  std::map<std::string, Use> uses;
+  for (const KernelInfo& kernel : chosen(options, *loaded.module))
+    for (const Instruction& i : loaded.module->instructions(kernel.name)) {
+      Use& use = uses[i.opcode];
+      ++use.count;
+      if (!i.unsupported.empty()) {
+        use.problem = "'" + i.text + "' is not simulated: " + i.unsupported;
+      } else if (!i.unit_checked && use.problem.empty()) {
+        use.problem = "no unit check";
+      }
+    }
+  int problems = 0;
+  const char* separator = "[";
+  for (const auto& [name, use] : uses) {
+    problems += !use.problem.empty();
+    if (options.json) {
+      std::printf("%s\n{\"opcode\": %s, \"count\": %d, \"problem\": %s}", separator, quoted(name).c_str(), use.count,
+                  quoted(use.problem).c_str());
+      separator = ",";
+    } else {
+      std::printf("%8d  %s%s\n", use.count, name.c_str(),
+                  use.problem.empty() ? "" : ("    <-- " + use.problem).c_str());
+    }
+  }
+  options.json ? std::printf("\n]\n") : std::printf("%zu opcodes, %d problems\n", uses.size(), problems);
+  return problems ? 1 : 0;
+}
+
 int opcodes(const Options& options) {
+  if (!options.file.empty()) return opcodes_of_file(options);
   const char* separator = "[";
   for (const std::string& name : supported_opcodes(options.target)) {
     if (options.json) {
@@ -106,6 +142,7 @@ int selfcheck(const Options& options) {
     if (difference.empty()) continue;
     ++failed;
     std::printf("%s (%s): %s\n", check.instruction.c_str(), check.target.c_str(), difference.c_str());
+    if (options.fail_fast) return 1;
   }
   std::printf("%zu unit checks, %d failed\n", opcode_checks().size(), failed);
   return failed ? 1 : 0;

@@ -13,8 +13,9 @@ constexpr const char* kHelp = R"(gfxsim: executes AMDGPU code objects on the CPU
   gfxsim run FILE --kernel NAME [options]   run a kernel, print what was found; exit status 1 if anything was
   gfxsim stats FILE [--kernel NAME]         registers, LDS, spills and static opcode counts of each kernel
   gfxsim disasm FILE [--kernel NAME]        instructions, with those that cannot be simulated marked
-  gfxsim opcodes                            opcodes that are simulated, with those that have no unit check marked
-  gfxsim selfcheck [--seed N]               the unit checks of all opcodes
+  gfxsim opcodes [FILE]                     opcodes that are simulated, or those in FILE with their counts; exit
+                                            status 1 when one in FILE is not simulated or has no unit check
+  gfxsim selfcheck [--seed N] [--fail-fast] the unit checks of all opcodes, or those up to the first that fails
 
 Options of every command:
   --target NAME       gfx942, gfx950, gfx1200 or gfx1201 (default gfx942)
@@ -30,7 +31,11 @@ Options of run:
                         random:TYPE:COUNT            numbers from a normal distribution; TYPE is f32, f16 or bf16
                         file:PATH                    a buffer with the file's bytes
                         bytes:HEX                    raw bytes, as they are
-  --dump N=PATH       after the run, write the buffer of argument N (from 0) to a file
+  --attention B=1,H=2,S=512,...   instead of --arg, --grid and --block: a problem for a kernel of csrc/hip (build/kernels).
+                        B, H, Hk, Sq, Sk, D, Dv, S (both lengths), causal=1; the type is the kernel's.
+                        Buffers are q, k, v, out, lse, and of backward dout, dq, dk, dv, delta, filled at random
+  --dump BUFFER=PATH  after the run, write a buffer to a file: an argument's number (from 0), or a name of --attention
+  --compare-orders N  run in N wave orders and report results that differ
   --schedule NAME     in-order, round-robin or random (default in-order)
   --seed N            of the random schedule and of random buffers (default 0)
   --check LIST        all, none, or some of undefined,races,waits,barriers,unit-checks (default all)

@@ -51,17 +51,21 @@ Options parse_options(const std::vector<std::string>& words) {
       {"--seed", [&](const std::string& v) { out.launch.seed = number("--seed", v); }},
       {"--check", [&](const std::string& v) { out.launch.checks = parse_checks(v); }},
       {"--threads", [&](const std::string& v) { out.launch.threads = int(number("--threads", v)); }},
+      {"--attention", [&](const std::string& v) { out.attention = v; }},
+      {"--compare-orders", [&](const std::string& v) { out.compare_orders = int(number("--compare-orders", v)); }},
       {"--nop-at", [&](const std::string& v) { out.launch.nop_at = number("--nop-at", v); }},
       {"--max-instructions",
        [&](const std::string& v) { out.launch.max_wave_instructions = number("--max-instructions", v); }},
       {"--dump", [&](const std::string& v) {
          const auto equals = v.find('=');
-         if (equals == std::string::npos) throw Error("--dump takes N=PATH, not '" + v + "'");
-         out.dumps[number("--dump", v.substr(0, equals))] = v.substr(equals + 1);
+         if (equals == std::string::npos) throw Error("--dump takes BUFFER=PATH, not '" + v + "'");
+         out.dumps[v.substr(0, equals)] = v.substr(equals + 1);
        }}};
   for (std::size_t i = 1; i < words.size(); ++i) {
     if (words[i] == "--json") {
       out.json = true;
+    } else if (words[i] == "--fail-fast") {
+      out.fail_fast = true;
     } else if (const auto option = with_value.find(words[i]); option != with_value.end()) {
       if (i + 1 == words.size()) throw Error(words[i] + " needs a value");
       option->second(words[++i]);

@@ -25,6 +25,8 @@ class Memory {
   /// Where an address lies, in words: "12 bytes past the end of buffer q (4096 bytes)".
   std::string describe(std::uint64_t address, std::size_t bytes) const;
 
+  const std::vector<Buffer>& buffers() const { return buffers_; }
+
  private:
   std::vector<Buffer> buffers_;  // sorted by address
 };

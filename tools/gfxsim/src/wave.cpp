@@ -29,6 +29,7 @@ std::uint32_t issue(Wave& wave, Stream stream) {
 void mark_pending(Wave& wave, const Operand& result, Stream stream, std::uint32_t number, int dwords) {
   std::uint32_t* tickets = result.kind == Kind::vector ? wave.v_ticket : wave.s_ticket;
   std::fill_n(tickets + result.reg, dwords, make_ticket(stream, number));
+  if (stream == kLoads) wave.last_load = number;
 }
 
 void wait_for(Wave& wave, Stream stream, std::uint32_t outstanding) {

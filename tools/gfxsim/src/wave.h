@@ -34,6 +34,7 @@ struct Wave {
 
   // Issued and completed operations of each stream; a register is pending while its ticket's number exceeds `done`.
   std::uint32_t issued[kStreams] = {}, done[kStreams] = {};
+  std::uint32_t last_load = 0;  // the youngest operation of kLoads that is no store
   std::uint32_t v_ticket[kVectorCount], s_ticket[kScalarCount];
   // Barriers this wave has signalled and passed, and how many of its LDS operations ([0]) and loads ([1], DMA to LDS)
   // were complete when it signalled. A wave may be ahead of another by up to two signals, hence the ring.

@@ -13,7 +13,7 @@ Workgroup::Workgroup(const Program& program, const Memory& memory, const LaunchO
     : program(program), memory(memory), options(options), kernel(kernel) {
   const std::size_t count = program.ops.size();
   counts = {std::vector<std::uint64_t>(count), std::vector<std::uint64_t>(count), std::vector<std::uint64_t>(count),
-            std::vector<std::uint64_t>(count), std::vector<std::uint64_t>(count)};
+            std::vector<std::uint64_t>(count), std::vector<std::uint64_t>(count), std::vector<std::uint8_t>(count)};
 }
 
 void Workgroup::run_wave(Wave& wave, std::uint64_t quantum) {

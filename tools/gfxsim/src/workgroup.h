@@ -22,6 +22,7 @@ struct Counts {
   std::vector<std::uint64_t> executed;                   // by operation
   std::vector<std::uint64_t> lds_clocks, lds_conflicts;  // by operation
   std::vector<std::uint64_t> global_bytes, global_lines;
+  std::vector<std::uint8_t> waited_for;  // by operation: a bit for each Stream that a wait waited for
 };
 
 struct Workgroup {

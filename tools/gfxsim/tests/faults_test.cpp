@@ -28,6 +28,8 @@ class Faults : public OnTarget {
   }
   bool gfx9() const { return GetParam() == "gfx942"; }
 };
+using FaultsOfSplitBarriers = Faults;
+INSTANTIATE_TEST_SUITE_P(Targets, FaultsOfSplitBarriers, ::testing::Values("gfx1201"));
 INSTANTIATE_TEST_SUITE_P(Targets, Faults, ::testing::Values("gfx942", "gfx1201"));
 
 TEST_P(Faults, ReadsPastTheEnd) {
@@ -98,6 +100,38 @@ TEST_P(Faults, Barriers) {
   for (const LaunchOptions& options : all_schedules())
     expect_report(run("leaves_before_barrier", arguments, 256, options), "barrier", "leaves_before_barrier",
                   "s_barrier");
+}
+
+TEST_P(FaultsOfSplitBarriers, Deadlock) {
+  std::vector<int> out(256);
+  Arguments arguments(device);
+  arguments(out);
+  for (const LaunchOptions& options : all_schedules())
+    expect_report(run("waits_without_signal", arguments, 256, options), "deadlock", "waits_without_signal",
+                  "s_barrier_wait");
+}
+
+TEST_P(Faults, ResultsThatDependOnWaveOrder) {
+  for (const char* kernel : {"depends_on_wave_order", "depends_on_atomic_order"}) {
+    std::vector<unsigned> out(16);
+    Arguments arguments(device);
+    arguments(out, "out");
+    const LaunchResult result =
+        device.launch_in_orders(8, *load("faults"), kernel, {1}, {256}, 0, arguments.bytes(), {});
+    ASSERT_EQ(result.reports.size(), 1u) << kernel;
+    EXPECT_EQ(result.reports[0].kind, "wave-order");
+    EXPECT_NE(result.reports[0].message.find("'out'"), std::string::npos) << result.reports[0].to_string();
+  }
+}
+
+TEST_P(Faults, OrdersThatDoNotMatter) {
+  std::vector<float> x(512, 1.0f), out(2);
+  Arguments arguments(device);
+  arguments(x)(out);
+  const auto module = load("basic");
+  expect_no_reports(device.launch_in_orders(5, *module, "lds_sum", {2}, {256}, 0, arguments.bytes()));
+  EXPECT_EQ(out, std::vector<float>(2, 256.0f));
+  EXPECT_THROW(device.launch_in_orders(1, *module, "lds_sum", {2}, {256}, 0, arguments.bytes()), Error);
 }
 
 TEST_P(Faults, NeverEnds) {

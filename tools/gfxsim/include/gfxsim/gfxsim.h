@@ -70,12 +70,14 @@ struct LaunchOptions {
   std::uint64_t max_wave_instructions = std::uint64_t(1) << 30;  ///< more than this in one wave is a run-away loop
   std::size_t max_reports = 20;                                  ///< distinct findings before the launch stops
   std::uint64_t nop_at = 0;  ///< address of an instruction to leave out: is this barrier or wait needed? 0: none
-  bool statistics = false;   ///< also LDS bank conflicts and global cache lines
+  bool statistics = false;   ///< also LDS bank conflicts, global cache lines, and counts by address
 };
 
 /// One finding. Findings of the same kind at the same instruction are counted, the first is described.
 struct Report {
-  std::string kind;  ///< out-of-bounds, misaligned, undefined, lds-race, missing-wait, barrier, deadlock, run-away
+  /// out-of-bounds, misaligned, undefined, lds-race, missing-wait, barrier, deadlock, run-away; wave-order, which is
+  /// about the whole launch
+  std::string kind;
   std::string kernel, target;
   Dim3 workgroup;
   int wave = 0;
@@ -87,9 +89,21 @@ struct Report {
   std::string to_string() const;
 };
 
+enum WaitedFor : unsigned {
+  kWaitedForLoads = 1,
+  kWaitedForStores = 2,  ///< to memory, and no load
+  kWaitedForLds = 4,
+  kWaitedForScalarLoads = 8,
+  kWaitedForFlat = 16,
+};
+
 struct Statistics {
   std::uint64_t instructions = 0;  ///< executed by waves
   std::map<std::string, std::uint64_t> by_class, by_opcode;
+  std::map<std::uint64_t, std::uint64_t> by_address;  ///< executed instructions, with LaunchOptions::statistics
+  /// What executed waits ended, by address, with LaunchOptions::statistics: WaitedFor values, or-ed. 0: nothing was on
+  /// its way.
+  std::map<std::uint64_t, unsigned> waited_for;
   std::uint64_t matrix_flops = 0;                         ///< of MFMA and WMMA, all lanes
   std::uint64_t lds_clocks = 0, lds_conflict_clocks = 0;  ///< LDS busy clocks, and those above the conflict-free count
   std::uint64_t global_bytes = 0, global_lines = 0;       ///< bytes asked for; 128-byte lines touched per instruction
@@ -154,6 +168,13 @@ class Device {
   /// metadata; hidden arguments are filled in. Throws Error on wrong use; findings are in the result.
   LaunchResult launch(const Module& module, std::string_view kernel, Dim3 grid, Dim3 block, std::uint32_t dynamic_lds,
                       std::span<const std::byte> kernargs, const LaunchOptions& options = {}) const;
+
+  /// As launch, `orders` times from the same contents of the buffers: in order, round robin, then in random orders of
+  /// seeds from options.seed on. Buffers whose contents depend on the order are reported as `wave-order`. Findings are
+  /// those of all runs, statistics and contents those of the last.
+  LaunchResult launch_in_orders(int orders, const Module& module, std::string_view kernel, Dim3 grid, Dim3 block,
+                                std::uint32_t dynamic_lds, std::span<const std::byte> kernargs,
+                                const LaunchOptions& options = {}) const;
 
  private:
   struct State;

@@ -43,7 +43,15 @@ const std::vector<Shape> kStores = {
 };
 
 // How a lane's address is given; `offset` is the instruction's own.
-enum class Addressing { pair, base_and_offset, scratch };
+enum class Addressing {
+  pair,
+  base_and_offset,
+  scratch,         // a vector register
+  scratch_scalar,  // a scalar register
+  scratch_fixed,   // the instruction's offset alone
+  scratch_flat,    // a flat address of private memory
+};
+bool is_scratch(Addressing how) { return how >= Addressing::scratch; }
 
 // Every lane a slot of its own; returns each lane's place in the buffer (scratch: in its private memory).
 std::vector<u32> set_addresses(Bench& bench, Addressing how, u32 bytes, int offset) {
@@ -51,24 +59,34 @@ std::vector<u32> set_addresses(Bench& bench, Addressing how, u32 bytes, int offs
   const u64 base = bench.buffer_address();
   bench.set_scalar64(2, base + 256);
   for (int lane = 0; lane < bench.lanes(); ++lane) {
-    const u32 slot = how == Addressing::scratch ? 16 : 1024 + u32((lane * 7 + 3) % bench.lanes()) * 32;
-    const u32 at = slot + bench.word() % 4 / std::min(bytes, 4u) * std::min(bytes, 4u);
+    const u32 slot = is_scratch(how) ? 16 : 1024 + u32((lane * 7 + 3) % bench.lanes()) * 32;
+    const bool same = how == Addressing::scratch_scalar || how == Addressing::scratch_fixed;
+    const u32 at = same ? u32(offset) + (how == Addressing::scratch_scalar ? 16 : 0)
+                        : slot + bench.word() % 4 / std::min(bytes, 4u) * std::min(bytes, 4u);
     place.push_back(at);
-    const u64 address = base + at - u64(std::int64_t(offset));
+    const u64 begin = how == Addressing::scratch_flat ? kPrivateAperture : base;
+    const u64 address = begin + at - u64(std::int64_t(offset));
     Wave& wave = bench.wave();
-    wave.v[0][lane] =
-        how == Addressing::pair ? u32(address) : at - u32(offset) - (how == Addressing::base_and_offset ? 256 : 0);
+    wave.v[0][lane] = how == Addressing::pair || how == Addressing::scratch_flat
+                          ? u32(address)
+                          : at - u32(offset) - (how == Addressing::base_and_offset ? 256 : 0);
     wave.v[1][lane] = u32(address >> 32);
   }
+  if (how == Addressing::scratch_scalar) bench.set_scalar(2, 16);
   return place;
 }
 
 std::uint8_t* memory_of(Bench& bench, Addressing how, int lane) {
-  return how == Addressing::scratch ? bench.wave().scratch + lane * 64 : bench.buffer();
+  return is_scratch(how) ? bench.wave().scratch + lane * 64 : bench.buffer();
 }
 
-std::string operands(Addressing how) { return how == Addressing::pair ? "v[0:1]" : "v0"; }
-std::string base(Addressing how) { return how == Addressing::base_and_offset ? "s[2:3]" : "off"; }
+std::string operands(Addressing how) {
+  if (how == Addressing::scratch_scalar || how == Addressing::scratch_fixed) return "off";
+  return how == Addressing::pair || how == Addressing::scratch_flat ? "v[0:1]" : "v0";
+}
+std::string base(Addressing how) {
+  return how == Addressing::base_and_offset ? "s[2:3]" : how == Addressing::scratch_scalar ? "s2" : "off";
+}
 
 u32 wanted_word(const Shape& shape, const std::uint8_t* from, u32 before) {
   u32 value = 0;
@@ -112,7 +130,7 @@ std::string check_store(Bench& bench, const std::string& instruction, const Shap
     Bytes wanted(bench.buffer(), bench.buffer() + Bench::kBufferBytes), wanted_scratch = bench.group().scratch;
     for (int lane = 0; lane < wave.lanes; ++lane) {
       if (!(wave.exec() >> lane & 1)) continue;
-      std::uint8_t* to = how == Addressing::scratch ? &wanted_scratch[std::size_t(lane) * 64] : wanted.data();
+      std::uint8_t* to = is_scratch(how) ? &wanted_scratch[std::size_t(lane) * 64] : wanted.data();
       for (u32 at = 0; at < shape.bytes; ++at)
         to[place[std::size_t(lane)] + at] =
             std::uint8_t(wave.v[4 + at / 4][lane] >> (8 * (at % 4) + (shape.fill == Fill::high_keep ? 16 : 0)));
@@ -239,7 +257,10 @@ void add_memory_checks(Checks& checks) {
   add_space(checks, "global", Addressing::pair, -64);
   add_space(checks, "global", Addressing::base_and_offset, 64);
   add_space(checks, "flat", Addressing::pair, 0);
+  add_space(checks, "flat", Addressing::scratch_flat, 0);
   add_space(checks, "scratch", Addressing::scratch, 8);
+  add_space(checks, "scratch", Addressing::scratch_scalar, 8);
+  add_space(checks, "scratch", Addressing::scratch_fixed, 24);
   add_atomics(checks);
   const std::pair<const char*, int> loads[] = {{"s_load_dword s16", 1},        {"s_load_dwordx2 s[16:17]", 2},
                                                {"s_load_dwordx3 s[16:18]", 3}, {"s_load_dwordx4 s[16:19]", 4},

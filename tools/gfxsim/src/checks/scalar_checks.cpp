@@ -4,6 +4,7 @@
 namespace gfxsim {
 namespace {
 
+using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 using i64 = std::int64_t;
 __extension__ typedef __int128 i128;
@@ -263,6 +264,7 @@ std::string check_row(Bench& bench, const ScalarRow& row) {
   const std::size_t n = values.size();
   for (std::size_t round = 0; round < n * n + 300; ++round) {
     bench.randomise_registers();
+    if (round % 2) bench.set_scalar(8, u32(values[round / 2 % n]));
     const Sc in{round < n * n ? values[round % n] : draw(bench, row.pool),
                 round < n * n ? values[round / n] : draw(bench, row.pool), wave.read64(8), wave.exec(), wave.scc};
     bench.set_scalar64(0, in.a);

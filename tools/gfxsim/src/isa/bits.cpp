@@ -17,7 +17,7 @@ using i64 = std::int64_t;
 
 u32 reverse_bits(u32 x) {
   u32 out = 0;
-  for (int i = 0; i < 32; ++i) out |= (x >> i & 1) << (31 - i);
+  for (int i = 0; i < 32; ++i) out = out << 1 | (x >> i & 1);
   return out;
 }
 

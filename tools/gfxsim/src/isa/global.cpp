@@ -100,7 +100,7 @@ void run_store(Wave& wave, const Op& op) {
 // LDS address: M0, the instruction's offset, and 4 bytes for each lane of the wave.
 void run_load_to_lds(Wave& wave, const Op& op) {
   const Addresses at = addresses<Space::global>(wave, op, 0, 1);
-  const u32 number = issue(wave, kLoads);
+  const u32 number = wave.last_load = issue(wave, kLoads);
   if (wave.s_defined[kM0] != ~0u && checking(wave, kCheckUndefined))
     report(wave, op, "undefined", -1, "M0 was never written");
   const u32 base = wave.s[kM0] + u32(op.offset0);

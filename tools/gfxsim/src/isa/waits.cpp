@@ -2,37 +2,46 @@
 #include "waits.h"
 
 #include "opcode_table.h"
+#include "workgroup.h"
 
 namespace gfxsim {
 namespace {
 
-void wait_lgkm(Wave& wave, std::uint32_t count) {
-  wait_for(wave, kLds, count);
-  wait_for(wave, kScalarLoads, count);
+// A wait that ends with fewer operations on their way did something; what, is counted for statistics.
+void wait_noting(Wave& wave, const Op& op, Stream stream, std::uint32_t count) {
+  const std::uint32_t before = wave.done[stream];
+  wait_for(wave, stream, count);
+  if (wave.done[stream] == before || !wave.group->options.statistics) return;
+  const bool only_stores = stream == kLoads && wave.last_load <= before;
+  wave.group->counts.waited_for[op.index] |= std::uint8_t(1u << (only_stores ? kStores : stream));
+}
+void wait_lgkm(Wave& wave, const Op& op, std::uint32_t count) {
+  wait_noting(wave, op, kLds, count);
+  wait_noting(wave, op, kScalarLoads, count);
 }
 // Flat accesses return in no order, so only a wait for everything covers them. (Those that reach LDS, which would need
 // the other counter too, are not modelled.)
-void wait_loads(Wave& wave, std::uint32_t count) {
-  wait_for(wave, kLoads, count);
-  if (count == 0) wait_for(wave, kFlat, 0);
+void wait_loads(Wave& wave, const Op& op, std::uint32_t count) {
+  wait_noting(wave, op, kLoads, count);
+  if (count == 0) wait_noting(wave, op, kFlat, 0);
 }
 
 void run_waitcnt(Wave& wave, const Op& op) {
-  if (op.offset0 != kNoWait) wait_loads(wave, std::uint32_t(op.offset0));
-  if (op.offset1 != kNoWait) wait_lgkm(wave, std::uint32_t(op.offset1));
+  if (op.offset0 != kNoWait) wait_loads(wave, op, std::uint32_t(op.offset0));
+  if (op.offset1 != kNoWait) wait_lgkm(wave, op, std::uint32_t(op.offset1));
 }
 
-void run_wait_loads(Wave& wave, const Op& op) { wait_loads(wave, std::uint32_t(op.offset0)); }
-void run_wait_lds(Wave& wave, const Op& op) { wait_for(wave, kLds, std::uint32_t(op.offset0)); }
-void run_wait_stores(Wave& wave, const Op& op) { wait_for(wave, kStores, std::uint32_t(op.offset0)); }
-void run_wait_scalar(Wave& wave, const Op& op) { wait_for(wave, kScalarLoads, std::uint32_t(op.offset0)); }
+void run_wait_loads(Wave& wave, const Op& op) { wait_loads(wave, op, std::uint32_t(op.offset0)); }
+void run_wait_lds(Wave& wave, const Op& op) { wait_noting(wave, op, kLds, std::uint32_t(op.offset0)); }
+void run_wait_stores(Wave& wave, const Op& op) { wait_noting(wave, op, kStores, std::uint32_t(op.offset0)); }
+void run_wait_scalar(Wave& wave, const Op& op) { wait_noting(wave, op, kScalarLoads, std::uint32_t(op.offset0)); }
 void run_wait_loads_lds(Wave& wave, const Op& op) {
-  wait_loads(wave, std::uint32_t(op.offset0) >> 8 & 63);
-  wait_for(wave, kLds, std::uint32_t(op.offset0) & 63);
+  wait_loads(wave, op, std::uint32_t(op.offset0) >> 8 & 63);
+  wait_noting(wave, op, kLds, std::uint32_t(op.offset0) & 63);
 }
 void run_wait_stores_lds(Wave& wave, const Op& op) {
-  wait_for(wave, kStores, std::uint32_t(op.offset0) >> 8 & 63);
-  wait_for(wave, kLds, std::uint32_t(op.offset0) & 63);
+  wait_noting(wave, op, kStores, std::uint32_t(op.offset0) >> 8 & 63);
+  wait_noting(wave, op, kLds, std::uint32_t(op.offset0) & 63);
 }
 void run_nothing(Wave&, const Op&) {}
 

@@ -92,6 +92,24 @@ GLOBAL THREADS(256) void leaves_before_barrier(int* out) {
   out[thread()] = 1;
 }
 
+#if __GFX12__
+// Waits for a barrier that no wave has signalled. (On gfx9 a barrier is one instruction.)
+GLOBAL THREADS(256) void waits_without_signal(int* out) {
+  __builtin_amdgcn_s_barrier_wait(-1);
+  out[thread()] = 1;
+}
+#endif
+
+// The last wave to store wins.
+GLOBAL THREADS(256) void depends_on_wave_order(int* out) { out[0] = thread() / __builtin_amdgcn_wavefrontsize(); }
+
+// Every wave stores where an atomic counter says: all values are there, in the order of the waves.
+GLOBAL THREADS(256) void depends_on_atomic_order(unsigned* out) {
+  if (lane() == 0)
+    out[1 + __hip_atomic_fetch_add(out, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT)] =
+        thread() / __builtin_amdgcn_wavefrontsize();
+}
+
 GLOBAL void never_ends(int* out) {
   volatile int* flag = out;
   while (*flag == 0) {
