@@ -237,7 +237,6 @@ class RotaryEmbedding(torch.nn.Module):
         self._sin_cached = None
         self._cos_k_cached = None
         self._sin_k_cached = None
-        self._made_in_inference_mode = False
 
     def _compute_inv_freq(self, device=None):
         return 1.0 / self.base ** (torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim)
@@ -247,10 +246,7 @@ class RotaryEmbedding(torch.nn.Module):
 
     def _cache_serves(self, seqlen, device, dtype):
         cos = self._cos_cached
-        if cos is None or seqlen > self._seq_len_cached or cos.device != device or cos.dtype != dtype:
-            return False
-        # Autograd cannot save tensors that were made in inference mode.
-        return not (self.training and self._made_in_inference_mode)
+        return cos is not None and seqlen <= self._seq_len_cached and cos.device == device and cos.dtype == dtype
 
     def _update_cos_sin_cache(self, seqlen, device=None, dtype=None):
         """Makes the tables cover `seqlen` positions on that device in that dtype (None: those of inv_freq)."""
@@ -258,13 +254,18 @@ class RotaryEmbedding(torch.nn.Module):
         dtype = self.inv_freq.dtype if dtype is None else dtype
         if self._cache_serves(seqlen, device, dtype):
             return
+        self._seq_len_cached = seqlen
+        # Training may follow, and autograd cannot save tensors that were made in inference mode.
+        with torch.inference_mode(False), torch.no_grad():
+            self._make_tables(seqlen, device, dtype)
+
+    def _make_tables(self, seqlen, device, dtype):
         # A module that was cast to half precision has lost the digits of its buffers.
         exact = self.inv_freq.dtype == torch.float32
         inv_freq = self.inv_freq.to(device) if exact else self._compute_inv_freq(device)
         positions = torch.arange(seqlen, device=device, dtype=torch.float32)
         angles = torch.outer(positions, inv_freq)
         cos, sin = angles.cos(), angles.sin()
-        self._seq_len_cached, self._made_in_inference_mode = seqlen, torch.is_inference_mode_enabled()
         if self.scale is None:
             self._cos_cached, self._sin_cached = cos.to(dtype), sin.to(dtype)
             return
