@@ -1,0 +1,1 @@
+"""Rotary position embedding and patch embedding, with upstream's names."""

@@ -1,0 +1,1 @@
+"""Attention, feed-forward and transformer-block modules, with upstream's names and state_dict keys."""

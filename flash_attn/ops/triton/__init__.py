@@ -1,0 +1,1 @@
+"""Upstream's module names. Nothing here imports or needs Triton."""

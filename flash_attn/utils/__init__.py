@@ -1,0 +1,1 @@
+"""Tensor-parallel collectives and inference state, with upstream's names."""

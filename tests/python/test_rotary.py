@@ -1,0 +1,418 @@
+"""Rotary embedding against multiplication of complex numbers in double precision, gradients included."""
+
+import math
+
+import pytest
+import torch
+from harness import TORCH_DTYPES
+
+import flash_attn.layers.rotary as rotary
+from flash_attn.layers.rotary import (
+    RotaryEmbedding,
+    apply_rotary_emb,
+    apply_rotary_emb_kv_,
+    apply_rotary_emb_qkv_,
+    apply_rotary_emb_torch,
+)
+from flash_attn.ops.triton.rotary import apply_rotary
+
+compiled = pytest.mark.requires_torch(2, 4, "torch.compile and torch.library.opcheck as used here came with torch 2.4")
+B, S, H, D = 3, 21, 2, 32
+
+
+@pytest.fixture(autouse=True)
+def seed(rng):
+    pass
+
+
+def tables(positions, rotary_dim, dtype=torch.float32):
+    """cos and sin of random angles: no two positions or pairs alike."""
+    angles = 2 * math.pi * torch.rand(positions, rotary_dim // 2, dtype=torch.float64)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def expected(x, cos, sin, positions, interleaved, conjugate=False):
+    """x (...,S,H,D) with row s at positions (...,S), in fp64; rows without a table row stay."""
+    x, cos, sin = x.double(), cos.double(), sin.double()
+    R = 2 * cos.shape[-1]
+    factors = torch.complex(cos, -sin if conjugate else sin)
+    there = (positions >= 0) & (positions < len(cos))
+    factors = torch.where(
+        there[..., None], factors[positions.clamp(0, len(cos) - 1)], torch.ones((), dtype=factors.dtype)
+    )
+    first, second = (range(0, R, 2), range(1, R, 2)) if interleaved else (range(R // 2), range(R // 2, R))
+    turned = torch.complex(x[..., list(first)], x[..., list(second)]) * factors.unsqueeze(-2)
+    out = x.clone()
+    out[..., list(first)], out[..., list(second)] = turned.real, turned.imag
+    return out
+
+
+def assert_near(actual, reference):
+    """The contract's rule: the tolerance is the rounding of the dtype at the size of the values."""
+    rounded = reference.to(actual.dtype)
+    atol = 2 * ((rounded + 0.3 - 0.3) - rounded).abs().max().item()
+    torch.testing.assert_close(actual.double(), reference, rtol=1e-3 if actual.dtype in HALF else 1e-6, atol=atol)
+
+
+HALF = (torch.float16, torch.bfloat16)
+OFFSETS = ["none", "int", "int32", "int64", "past the table"]
+everywhere = pytest.mark.second_torch
+
+
+def make_offsets(kind, batch=B):
+    """(argument, tensor of one offset per sequence); tables have S + 10 rows."""
+    if kind in ("none", "int"):
+        value = 0 if kind == "none" else 7
+        return value, torch.full((batch,), value)
+    values = torch.arange(batch) * (6 if kind == "past the table" else 3)
+    return values.to(torch.int32 if kind == "int32" else torch.int64), values
+
+
+def both(x, function, reference):
+    """(result, its gradient, expected result, its gradient) of one random direction."""
+    leaf, exact = x.detach().clone().requires_grad_(), x.detach().double().requires_grad_()
+    out, wanted = function(leaf), reference(exact)
+    g = torch.randn_like(out)
+    kept = g.clone()
+    (grad,) = torch.autograd.grad(out, leaf, g)
+    assert torch.equal(g, kept), "the incoming gradient was written to"
+    (wanted_grad,) = torch.autograd.grad(wanted, exact, g.double())
+    return leaf, out, grad, wanted, wanted_grad
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "fp64"])
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotary_dim", [16, D])
+@pytest.mark.parametrize("offsets", OFFSETS)
+def test_apply_rotary_emb(dtype, inplace, interleaved, rotary_dim, offsets):
+    dtype = TORCH_DTYPES[dtype]
+    x = torch.randn(B, S, H, D).to(dtype)
+    cos, sin = tables(S + 10, rotary_dim, dtype)
+    argument, each = make_offsets(offsets)
+    positions = torch.arange(S) + each[:, None]
+    leaf, out, grad, wanted, wanted_grad = both(
+        x,
+        lambda x: apply_rotary_emb(x, cos, sin, interleaved, inplace, seqlen_offsets=argument),
+        lambda x: expected(x, cos, sin, positions, interleaved),
+    )
+    assert_near(out.detach(), wanted.detach())
+    assert_near(grad, wanted_grad)
+    assert (out.data_ptr() == leaf.data_ptr()) is inplace
+    assert torch.equal(leaf, out if inplace else x)
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("offsets", OFFSETS)
+@pytest.mark.parametrize("lengths", [(S, 4, 11), (0, S, 0, 5, 0)])
+def test_packed(dtype, inplace, interleaved, offsets, lengths):
+    """Packed sequences, empty ones among them, with two rows behind the last."""
+    cos, sin = tables(S + 10, 16, TORCH_DTYPES[dtype])
+    argument, each = make_offsets(offsets, len(lengths))
+    positions = torch.cat([torch.arange(n) + first for n, first in zip(lengths, each)] + [torch.tensor([-1, -1])])
+    x = torch.randn(len(positions), H, D).to(cos.dtype)
+    cu_seqlens = torch.tensor([sum(lengths[:n]) for n in range(len(lengths) + 1)], dtype=torch.int32)
+    leaf, out, grad, wanted, wanted_grad = both(
+        x,
+        lambda x: apply_rotary_emb(x, cos, sin, interleaved, inplace, argument, cu_seqlens, S),
+        lambda x: expected(x, cos, sin, positions, interleaved),
+    )
+    assert_near(out.detach(), wanted.detach())
+    assert_near(grad, wanted_grad)
+    assert torch.equal(leaf, out if inplace else x)
+
+
+def expected_qkv(parts, own_tables, positions, interleaved):
+    return [expected(x, *t, positions, interleaved) if t is not None else x.double() for x, t in zip(parts, own_tables)]
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("offsets", ["none", "int", "int64"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("layout", ["five dims", "grouped", "heads first"])
+@pytest.mark.parametrize("tables_of_keys", [False, True])
+def test_qkv(dtype, offsets, interleaved, layout, tables_of_keys):
+    dtype = TORCH_DTYPES[dtype]
+    heads = (4, 2, 2) if layout == "grouped" else (H, H, H)
+    packed = torch.randn(B, S, sum(heads), D).to(dtype)
+    num_heads_q = 4 if layout == "grouped" else None
+    if layout != "grouped":
+        packed = packed.unflatten(2, (3, H))
+    cos, sin = tables(S + 10, 16, dtype)
+    of_keys = tables(S + 10, 16, dtype) if tables_of_keys else (None, None)
+    argument, each = make_offsets(offsets)
+    positions = torch.arange(S) + each[:, None]
+
+    def call(x):
+        x = x.transpose(1, 3).contiguous().transpose(1, 3) if layout == "heads first" else x
+        before, address = x.detach().clone(), x.data_ptr()
+        out = apply_rotary_emb_qkv_(x, cos, sin, *of_keys, interleaved, argument, num_heads_q)
+        assert out.data_ptr() == address and not torch.equal(x, before) and out.stride() == x.stride()
+        return out
+
+    def reference(x):
+        own = ((cos, sin), of_keys if tables_of_keys else (cos, sin), None)
+        parts = x.split(heads, dim=2) if layout == "grouped" else x.unbind(2)
+        done = expected_qkv(parts, own, positions, interleaved)
+        return torch.cat(done, dim=2) if layout == "grouped" else torch.stack(done, dim=2)
+
+    _, out, grad, wanted, wanted_grad = both(packed, call, reference)
+    assert_near(out.detach(), wanted.detach())
+    assert_near(grad, wanted_grad)
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("offsets", ["none", "int", "int32"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_kv(dtype, offsets, interleaved):
+    kv = torch.randn(B, S, 2, H, D).to(TORCH_DTYPES[dtype])
+    cos, sin = tables(S + 10, D, kv.dtype)
+    argument, each = make_offsets(offsets)
+    positions = torch.arange(S) + each[:, None]
+    leaf, out, grad, wanted, wanted_grad = both(
+        kv,
+        lambda kv: apply_rotary_emb_kv_(kv, cos, sin, interleaved, argument),
+        lambda kv: torch.stack(expected_qkv(kv.unbind(2), ((cos, sin), None), positions, interleaved), dim=2),
+    )
+    assert out.data_ptr() == leaf.data_ptr() and torch.equal(leaf, out)
+    assert_near(out.detach(), wanted.detach())
+    assert_near(grad, wanted_grad)
+
+
+@everywhere
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_low_level_function(interleaved):
+    """conjugate undoes the rotation; a strided x is rotated where it lies and its neighbours stay."""
+    cos, sin = tables(S + 4, 16, torch.float64)
+    whole = torch.randn(B, S, H + 2, D + 8, dtype=torch.float64)
+    before = whole.clone()
+    x = whole[:, :, 1:-1, 4:-4]
+    turned = apply_rotary(x, cos, sin, 4, interleaved=interleaved)
+    assert torch.equal(whole, before)
+    assert apply_rotary(x, cos, sin, 4, interleaved=interleaved, inplace=True) is x
+    assert torch.equal(x, turned)
+    positions = torch.arange(S)[None] + 4
+    torch.testing.assert_close(turned, expected(before[:, :, 1:-1, 4:-4], cos, sin, positions, interleaved))
+    apply_rotary(x, cos, sin, 4, interleaved=interleaved, inplace=True, conjugate=True)
+    torch.testing.assert_close(whole, before)
+    assert torch.equal(whole[:, :, [0, -1]], before[:, :, [0, -1]])
+
+
+@everywhere
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("per_sequence", [False, True])
+def test_the_reference_function(interleaved, per_sequence):
+    x = torch.randn(B, S, H, D, dtype=torch.float64)
+    cos, sin = tables(S * B, 16, torch.float64)
+    positions = torch.arange(S * B).view(B, S) if per_sequence else torch.arange(S)[None]
+    cos_rows, sin_rows = (t[positions] if per_sequence else t[:S] for t in (cos, sin))
+    got = apply_rotary_emb_torch(x, cos_rows, sin_rows, interleaved)
+    torch.testing.assert_close(got, expected(x, cos, sin, positions, interleaved))
+
+
+@everywhere
+def test_gradients_to_second_order():
+    x = torch.randn(2, 4, 1, 6, dtype=torch.float64, requires_grad=True)
+    qkv = torch.randn(1, 3, 3, 1, 4, dtype=torch.float64, requires_grad=True)
+    cos, sin = tables(8, 4, torch.float64)
+    offsets = torch.tensor([1, 3])
+    for function, leaf in [
+        (lambda x: apply_rotary_emb(x, cos, sin, seqlen_offsets=offsets) ** 2, x),
+        (lambda x: apply_rotary_emb_qkv_(x * 1, cos, sin) ** 2, qkv),
+        (lambda x: apply_rotary_emb_kv_(x[:, :, :2] * 1, cos, sin) ** 2, qkv),
+    ]:
+        assert torch.autograd.gradcheck(function, leaf)
+        assert torch.autograd.gradgradcheck(function, leaf)
+
+
+@everywhere
+def test_tables_get_no_gradient():
+    cos, sin = (t.requires_grad_() for t in tables(S, D))
+    out = apply_rotary_emb(torch.randn(B, S, H, D, requires_grad=True), cos, sin)
+    out.sum().backward()
+    assert cos.grad is None and sin.grad is None
+
+
+BAD = [
+    ("x has shape", dict(x=(B, S, D))),
+    ("x has shape", dict(cu_seqlens=torch.tensor([0, 3], dtype=torch.int32), max_seqlen=3)),
+    ("without max_seqlen", dict(x=(5, H, D), cu_seqlens=torch.tensor([0, 5], dtype=torch.int32))),
+    ("cu_seqlens is torch.float32", dict(x=(5, H, D), cu_seqlens=torch.tensor([0.0, 5.0]), max_seqlen=5)),
+    ("cos has shape", dict(cos=(S, 8), sin=(S, 7))),
+    ("head dim", dict(cos=(S, D), sin=(S, D))),
+    ("cos has 20 rows", dict(cos=(S - 1, 8), sin=(S - 1, 8))),
+    ("seqlen_offsets is 1,", dict(seqlen_offsets=1)),
+    ("seqlen_offsets is -1,", dict(seqlen_offsets=-1)),
+    ("seqlen_offsets has shape", dict(seqlen_offsets=torch.zeros(B + 1, dtype=torch.int32))),
+    ("seqlen_offsets is torch.float32", dict(seqlen_offsets=torch.zeros(B))),
+    ("x is torch.int64", dict(x=torch.zeros(B, S, H, D, dtype=torch.int64))),
+]
+
+
+@everywhere
+@pytest.mark.parametrize("words, changes", BAD, ids=[words for words, _ in BAD])
+def test_bad_arguments(words, changes):
+    arguments = {"x": (B, S, H, D), "cos": (S, 8), "sin": (S, 8), **changes}
+    arguments = {n: torch.zeros(a) if isinstance(a, tuple) else a for n, a in arguments.items()}
+    for function in (apply_rotary, apply_rotary_emb):
+        with pytest.raises(AssertionError, match=words):
+            function(**arguments)
+
+
+@everywhere
+def test_bad_packed_tensors():
+    cos, sin = tables(S, 16)
+    for qkv, heads, words in [
+        (torch.zeros(B, S, 2, H, D), None, "five dims"),
+        (torch.zeros(B, S, D), None, "it must be"),
+        (torch.zeros(B, S, 8, D), None, "pass num_heads_q"),
+        (torch.zeros(B, S, 8, D), 3, "num_heads_q is 3"),
+        (torch.zeros(B, S, 8, D), 10, "num_heads_q is 10"),
+    ]:
+        with pytest.raises(AssertionError, match=words):
+            apply_rotary_emb_qkv_(qkv, cos, sin, num_heads_q=heads)
+    with pytest.raises(AssertionError, match="kv has shape"):
+        apply_rotary_emb_kv_(torch.zeros(B, S, 3, H, D), cos, sin)
+
+
+def exact_tables(positions, dim, base=10000.0, scale_base=None):
+    """(cos, sin) of queries and of keys, from the definition, in fp64."""
+    pair = torch.arange(dim // 2, dtype=torch.float64)
+    p = torch.arange(positions, dtype=torch.float64)[:, None]
+    angles = p * base ** (-2 * pair / dim)
+    scale = torch.ones(())
+    if scale_base is not None:
+        scale = ((2 * pair + 0.4 * dim) / (1.4 * dim)) ** ((p - positions // 2) / scale_base)
+    return (angles.cos() * scale, angles.sin() * scale), (angles.cos() / scale, angles.sin() / scale)
+
+
+@everywhere
+@pytest.mark.parametrize("scale_base", [None, 64.0])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("call", ["qkv", "grouped", "q and kv", "tensor offset"])
+def test_module(scale_base, interleaved, call):
+    module = RotaryEmbedding(16, base=500.0, interleaved=interleaved, scale_base=scale_base)
+    qkv = torch.randn(B, S, 3, H, D)
+    q, k, v = qkv.unbind(2)
+    offset, length = torch.full((B,), 5) if call == "tensor offset" else 5, S + 5
+    of_queries, of_keys = exact_tables(length, 16, 500.0, scale_base)
+    positions = torch.arange(S)[None] + 5
+    wanted = [
+        expected(q, *of_queries, positions, interleaved),
+        expected(k, *of_keys, positions, interleaved),
+        v.double(),
+    ]
+    if call == "q and kv":
+        q, kv = q.clone(), qkv[:, :, 1:].clone()
+        got_q, got_kv = module(q, kv, seqlen_offset=offset)
+        assert got_q.data_ptr() == q.data_ptr() and got_kv.data_ptr() == kv.data_ptr()
+        got = torch.cat((got_q.unsqueeze(2), got_kv), dim=2)
+    elif call == "grouped":
+        got = module(qkv.flatten(2, 3), seqlen_offset=offset, num_heads_q=H).unflatten(2, (3, H))
+    else:
+        got = module(qkv, seqlen_offset=offset, max_seqlen=length if call == "tensor offset" else None)
+        assert got.data_ptr() == qkv.data_ptr()
+    torch.testing.assert_close(got.double(), torch.stack(wanted, dim=2), rtol=1e-4, atol=2e-5)
+
+
+@everywhere
+def test_module_state():
+    plain, xpos = RotaryEmbedding(8), RotaryEmbedding(8, scale_base=512.0)
+    assert not plain.state_dict() and not xpos.state_dict()
+    assert [name for name, _ in plain.named_buffers()] == ["inv_freq"]
+    assert sorted(name for name, _ in xpos.named_buffers()) == ["inv_freq", "scale"]
+    torch.testing.assert_close(plain.inv_freq, 10000.0 ** -(torch.arange(4) / 4))
+    assert plain.scale is None and plain.scale_base is None and (plain.dim, plain.base) == (8, 10000.0)
+    assert plain._cos_cached is None and plain._seq_len_cached == 0
+
+
+@everywhere
+def test_tables_grow_and_follow_dtype_and_mode():
+    module = RotaryEmbedding(8)
+    module._update_cos_sin_cache(10, dtype=torch.float32)
+    first = module._cos_cached
+    module._update_cos_sin_cache(6, dtype=torch.float32)
+    assert module._cos_cached is first and first.shape == (10, 4)
+    module._update_cos_sin_cache(12, dtype=torch.float32)
+    assert module._cos_cached.shape == (12, 4) and module._seq_len_cached == 12
+    module._update_cos_sin_cache(12, dtype=torch.bfloat16)
+    assert module._cos_cached.dtype == module._sin_cached.dtype == torch.bfloat16
+    with torch.inference_mode():
+        module(torch.randn(1, 14, 3, 1, 8))
+    assert module._cos_cached.is_inference()
+    qkv = torch.randn(1, 14, 3, 1, 8, requires_grad=True)
+    module(qkv * 1).sum().backward()
+    assert not module._cos_cached.is_inference() and qkv.grad is not None
+
+
+@everywhere
+@pytest.mark.parametrize("scale_base", [None, 2048.0])
+def test_half_precision_module_keeps_exact_frequencies(scale_base):
+    module = RotaryEmbedding(64, scale_base=scale_base).bfloat16()
+    module._update_cos_sin_cache(3000, dtype=torch.float32)
+    (cos, _), (cos_k, _) = exact_tables(3000, 64, scale_base=scale_base)
+    torch.testing.assert_close(module._cos_cached.double(), cos, rtol=1e-3, atol=1e-3)
+    if scale_base:
+        torch.testing.assert_close(module._cos_k_cached.double(), cos_k, rtol=1e-3, atol=1e-3)
+
+
+@everywhere
+def test_tensor_offset_without_tables_raises():
+    with pytest.raises(ValueError, match="max_seqlen"):
+        RotaryEmbedding(8)(torch.zeros(2, 3, 3, 1, 8), seqlen_offset=torch.tensor([0, 1]))
+
+
+@everywhere
+def test_aliases():
+    assert rotary.apply_rotary_emb_func is rotary.apply_rotary_emb
+    x = torch.arange(4.0)
+    assert rotary.rotate_half(x).tolist() == [-2, -3, 0, 1]
+    assert rotary.rotate_half(x, interleaved=True).tolist() == [-1, 0, -3, 2]
+
+
+@compiled
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("call", ["emb", "in place", "packed", "qkv", "kv", "module"])
+def test_compiled(call, backend):
+    """One graph, forward and backward, for every length."""
+    torch._dynamo.reset()
+    cos, sin = tables(64, 16)
+    module = RotaryEmbedding(16, scale_base=32.0)
+    cu_seqlens = torch.tensor([0, 4, 9], dtype=torch.int32)
+
+    def function(qkv):
+        qkv = qkv * 1.5
+        if call == "emb":
+            return apply_rotary_emb(qkv[:, :, 0], cos, sin, seqlen_offsets=3)
+        if call == "in place":
+            return apply_rotary_emb(qkv[:, :, 0], cos, sin, inplace=True, seqlen_offsets=torch.tensor([3, 1]))
+        if call == "packed":
+            return apply_rotary_emb(qkv[0, :, 0], cos, sin, cu_seqlens=cu_seqlens, max_seqlen=9)
+        if call == "qkv":
+            return apply_rotary_emb_qkv_(qkv, cos, sin, interleaved=True)
+        if call == "kv":
+            return apply_rotary_emb_kv_(qkv[:, :, 1:], cos, sin)
+        return module(qkv, max_seqlen=64)
+
+    fast = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
+    for length in (9, 17, 30):
+        leaf = torch.randn(2, length, 3, 2, 32, requires_grad=True)
+        out, wanted = fast(leaf), function(leaf)
+        g = torch.randn_like(wanted)
+        torch.testing.assert_close(out, wanted)
+        torch.testing.assert_close(*(torch.autograd.grad(o, leaf, g)[0] for o in (out, wanted)))
+
+
+@compiled
+@pytest.mark.parametrize("offsets", [None, torch.tensor([2, 5])])
+def test_operators(offsets):
+    cos, sin = tables(30, 8)
+    x = torch.randn(2, 9, 2, 16).transpose(1, 2).contiguous().transpose(1, 2)
+    args = (x, cos, sin, 0, offsets, None, True, False)
+    torch.library.opcheck(torch.ops.flash_attn.rotate.default, args)
