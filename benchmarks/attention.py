@@ -5,8 +5,8 @@ One line per (dtype, D, S, mask, direction): median times, GFLOP/s, and the rati
 this package is the faster one. The two are timed in turn (ours, peer, ours, peer, ...), so that a machine that slows
 down slows both. Before timing, one head of each line's result is compared with attention by its definition.
 
-On a GPU (--device cuda) the peer is torch's FlashAttention-2, or with --against torch-math its attention by definition; a
-sample is a queue of calls between two synchronisations, and the default is 16k tokens with H * D = 2048.
+On a GPU (--device cuda) the peer is torch's FlashAttention-2, or with --against torch-math its attention by definition;
+a sample is a queue of calls between two synchronisations, and the default is 16k tokens with H * D = 2048.
 
 Each side gets the layout it is made for: ours contiguous (B, S, H, D), the peer contiguous (B, H, S, D). Backward means
 torch.autograd.grad alone, on a graph that is kept. GFLOP counts 4 B H S^2 D forward, half of it with a causal mask,

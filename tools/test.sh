@@ -67,7 +67,7 @@ test_kernels() {
 # The simulator of AMD GPUs, by its own tests: small kernels compiled for gfx942 and gfx1201 and executed, faults planted.
 test_simulator() {
   llvm_is_there "the simulator was neither built nor tested" || return 0
-  cmake -S tools/gfxsim -B build/gfxsim
+  cmake -S tools/gfxsim -B build/gfxsim -DGFXSIM_SHIPPED_KERNELS="$PWD/build/dev/kernels"
   cmake --build build/gfxsim --parallel "$jobs"
   ctest --test-dir build/gfxsim --output-on-failure -j "$jobs" --no-tests=error
 }

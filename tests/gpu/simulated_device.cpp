@@ -13,7 +13,7 @@ namespace {
 
 std::vector<char> read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error("cannot read '" + path + "'; tools/build_kernels.py makes it");
+  if (!file) throw std::runtime_error("cannot read '" + path + "'; the CMake target flash_attn_kernels makes it");
   return {std::istreambuf_iterator<char>(file), {}};
 }
 

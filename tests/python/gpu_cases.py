@@ -42,6 +42,7 @@ FACTORS: Dict[str, Sequence] = {
     "strides": ("contiguous", "heads first", "sliced"),
     "scale": (None, 0.31, -0.2),
     "deterministic": (False, True),
+    "lse_gradient": (False, True),
     "schedule": ("in-order", "round-robin", "random"),
 }
 
@@ -66,7 +67,7 @@ def case_of(row: Row) -> Case:
     H, Hk = HEADS[row["heads"]]
     D, Dv = row["head_dims"]
     varlen = row["lengths"].startswith("ragged")
-    taken = ("dtype", "softcap", "alibi", "dropout_p", "packing", "strides", "scale", "deterministic")
+    taken = ("dtype", "softcap", "alibi", "dropout_p", "packing", "strides", "scale", "deterministic", "lse_gradient")
     return Case(
         lengths=LENGTHS[row["lengths"]],
         varlen=varlen,

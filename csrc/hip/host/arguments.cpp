@@ -119,6 +119,8 @@ ForwardArgs forward_args(const ForwardProblem& f) {
   return {attention_args(f.problem, is_regular(f)), tensor(f.out), static_cast<float*>(f.lse)};
 }
 
+ForwardDmaskArgs dmask_args(const ForwardProblem& f) { return {attention_args(f.problem, is_regular(f)), f.s_dmask}; }
+
 BackwardArgs backward_args(const BackwardProblem& b) {
   return {attention_args(b.problem, is_regular(b)),
           tensor(b.dout),
@@ -127,7 +129,8 @@ BackwardArgs backward_args(const BackwardProblem& b) {
           tensor(b.dk),
           tensor(b.dv),
           static_cast<const float*>(b.lse),
-          static_cast<float*>(b.softmax_d)};
+          static_cast<float*>(b.softmax_d),
+          static_cast<const float*>(b.dlse)};
 }
 
 Buffers buffers_of(const ForwardProblem& f) {
@@ -135,6 +138,8 @@ Buffers buffers_of(const ForwardProblem& f) {
   add_tensors(buffers, f.problem, tensors_of(f));
   add_common(buffers, f.problem);
   add(buffers, f.lse, lse_bytes(f.problem), true, "softmax_lse");
+  const Problem& p = f.problem;
+  add(buffers, f.s_dmask, p.B * p.H * p.Sq * p.Sk * size_of(p.dtype), true, "S_dmask");
   return buffers;
 }
 
@@ -143,6 +148,7 @@ Buffers buffers_of(const BackwardProblem& b) {
   add_tensors(buffers, b.problem, tensors_of(b));
   add_common(buffers, b.problem);
   add(buffers, b.lse, lse_bytes(b.problem), false, "softmax_lse");
+  add(buffers, b.dlse, lse_bytes(b.problem), false, "dlse");
   add(buffers, b.softmax_d, lse_bytes(b.problem), true, "softmax_d");
   return buffers;
 }

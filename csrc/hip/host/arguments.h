@@ -9,6 +9,7 @@ namespace flash_attn::gpu {
 
 // Throws NotSupported where sizes exceed the kernels' 32-bit ones.
 ForwardArgs forward_args(const ForwardProblem& problem);
+ForwardDmaskArgs dmask_args(const ForwardProblem& problem);
 BackwardArgs backward_args(const BackwardProblem& problem);
 
 // Whether the plain variant may read the tensors (AttentionArgs::regular).

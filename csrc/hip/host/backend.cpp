@@ -22,9 +22,10 @@ void require_supported(const Problem& p) {
 }
 
 // Blocks of a launch: `tiles` for every head and sequence, and with cu_seqlens for every head once more, to clear the
-// rows outside of all sequences.
+// rows outside of all sequences, which S_dmask does not have.
 std::uint32_t blocks_of(const AttentionArgs& a, const KernelRow& row, index_t heads) {
-  const index_t blocks = a.tiles * heads * (index_t(a.B) + (a.cu_seqlens_q ? 1 : 0));
+  const index_t blocks =
+      a.tiles * heads * (index_t(a.B) + (a.cu_seqlens_q && row.family != Family::forward_dmask ? 1 : 0));
   // HIP counts the grid in work-items, in 32 bits.
   const index_t most = ((index_t(1) << 32) - 1) / row.threads();
   if (blocks > most)
@@ -83,10 +84,6 @@ class GpuBackend final : public Backend {
     require_supported(p);
     const GpuQueue& queue = executor.gpu;
     GpuRuntime& runtime = runtime_of(queue);
-    if (f.s_dmask)
-      throw NotSupported(
-          "flash_attn: S_dmask (return_softmax, return_attn_probs with dropout) has no GPU kernel; compute it on the "
-          "CPU");
     ForwardArgs args = forward_args(f);
     const Variant variant = choose_variant(p, args.attention.regular).variant;
     const std::vector<const KernelRow*> rows =
@@ -94,6 +91,7 @@ class GpuBackend final : public Backend {
     if (runtime.simulated()) runtime.set_buffers(buffers_of(f));
     args.attention.tiles = tiles_of(p.Sq, *rows[0]);
     runtime.launch(*rows[0], queue, blocks_of(args.attention, *rows[0], p.H), &args);
+    if (f.s_dmask) write_s_dmask(f, queue, runtime);
   }
 
   void backward(const BackwardProblem& b, const Executor& executor) const override {
@@ -113,6 +111,15 @@ class GpuBackend final : public Backend {
       args.attention.tiles = tiles_of(keys ? p.Sk : p.Sq, *row);
       runtime.launch(*row, queue, blocks_of(args.attention, *row, keys ? p.Hk : p.H), &args);
     }
+  }
+
+ private:
+  static void write_s_dmask(const ForwardProblem& f, const GpuQueue& queue, GpuRuntime& runtime) {
+    const Problem& p = f.problem;
+    const KernelRow& row = choose_dmask_kernel(p, runtime.device(queue.device).target);
+    ForwardDmaskArgs args = dmask_args(f);
+    args.attention.tiles = tiles_of(p.Sq, row);
+    if (p.Sq * p.Sk > 0) runtime.launch(row, queue, blocks_of(args.attention, row, p.H), &args);
   }
 };
 

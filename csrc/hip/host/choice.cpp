@@ -68,6 +68,11 @@ VariantChoice choose_variant(const Problem& p, bool regular) {
           p.window_right == 0 ? "plain variant: causal, aligned tensors" : "plain variant: no mask, aligned tensors"};
 }
 
+const KernelRow& choose_dmask_kernel(const Problem& p, const std::string& target) {
+  if (const KernelRow* row = find(p, Family::forward_dmask, target_kind(target), Variant::general)) return *row;
+  no_kernel(p, "S_dmask", target);
+}
+
 std::vector<const KernelRow*> choose_kernels(const Problem& p, Pass pass, const std::string& device_target,
                                              Variant variant) {
   const Target target = target_kind(device_target);

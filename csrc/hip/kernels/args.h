@@ -58,7 +58,8 @@ struct BackwardArgs {
   TensorArg dout, out;   // (B,Sq,H,Dv) or (Tq,H,Dv)
   TensorArg dq, dk, dv;  // as q, k, v
   const float* lse;      // as forward's; either infinity is a row that sees no key
-  float* delta;          // rowsum(dout * out), as lse: backward_delta writes it, the others read it
+  float* delta;          // rowsum(dout * out) - dlse, as lse: backward_delta writes it, the others read it
+  const float* dlse;     // Gradient of lse, as lse, or null
 };
 
 }  // namespace flash_attn::gpu

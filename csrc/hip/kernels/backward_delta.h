@@ -1,4 +1,4 @@
-// Backward pass, preprocessing: delta = rowsum(dO * out) in fp32, which is also what callers know as softmax_d.
+// Backward pass, preprocessing: delta = rowsum(dO * out) - dLSE in fp32, which is also what callers know as softmax_d.
 #pragma once
 
 #include "hip/kernels/slack.h"
@@ -28,12 +28,14 @@ class BackwardDelta {
     if (first >= queries.count) return;
     const auto dout = rows_of<T>(args.dout, b, h, queries, first, a.Dv, a.regular);
     const auto out = rows_of<T>(args.out, b, h, queries, first, a.Dv, a.regular);
-    float* const delta = args.delta + lse_offset(a, b, h, queries) + first;
+    const index_t at = lse_offset(a, b, h, queries) + first;
     for (int row = thread_index() / kLanes; row < kRows; row += Plan::kThreads / kLanes) {
       float sum = dot(dout, out, row);
       FA_UNROLL
       for (int distance = 1; distance < kLanes; distance *= 2) sum += from_lane(sum, lane_index() ^ distance);
-      if (row < dout.count && thread_index() % kLanes == 0) delta[row] = sum;
+      if (row >= dout.count || thread_index() % kLanes != 0) continue;
+      if (args.dlse && __builtin_fabsf(args.lse[at + row]) != kInf) sum -= args.dlse[at + row];
+      args.delta[at + row] = sum;
     }
   }
 
