@@ -6,8 +6,6 @@ arguments that all of them take.
 
 from __future__ import annotations
 
-from typing import Optional, Union
-
 import torch
 
 from flash_attn import _raw  # loads the binding, which registers torch.ops.flash_attn  # noqa: F401
@@ -17,7 +15,16 @@ _attention_kvpacked = torch.ops.flash_attn.attention_kvpacked.default
 _attention_qkvpacked = torch.ops.flash_attn.attention_qkvpacked.default
 
 # What these functions take after upstream's arguments.
-EXTENSIONS = ("attn_bias", "attn_mask", "learnable_sink", "key_begin", "key_end")
+EXTENSIONS = (
+    "attn_bias",
+    "attn_mask",
+    "learnable_sink",
+    "key_begin",
+    "key_end",
+    "seqused_k",
+    "leftpad_k",
+    "num_splits",
+)
 
 _DENSE = (None, None, 0, 0)  # no cu_seqlens_q, cu_seqlens_k; their max_seqlen_q, max_seqlen_k are unused
 
@@ -57,11 +64,11 @@ def _attend(
     alibi_slopes,
     deterministic,
     return_attn_probs,
-    *score_arguments,
+    *more,
 ):
     """Calls one of the three operators. lengths: (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k).
 
-    score_arguments: attn_bias, attn_mask, learnable_sink, key_begin, key_end.
+    more: attn_bias, attn_mask, learnable_sink, key_begin, key_end; of flash_attn_varlen_func also how keys are stored.
     """
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
     left, right = window_bounds(window_size)
@@ -80,7 +87,7 @@ def _attend(
         alibi_slopes,
         deterministic,
         return_attn_probs,
-        *score_arguments,
+        *more,
     )
     return (out, softmax_lse, s_dmask) if return_attn_probs else out
 
@@ -218,29 +225,33 @@ def flash_attn_varlen_func(
     learnable_sink=None,
     key_begin=None,
     key_end=None,
+    seqused_k=None,
+    leftpad_k=None,
+    num_splits=0,
 ):
     """Attention within each sequence of a packed batch: q (Tq,H,D), k (Tk,Hk,D), v (Tk,Hk,Dv) -> out (Tq,H,Dv).
 
     cu_seqlens_q, cu_seqlens_k: int32 (B+1) on q's device, contiguous, from 0: sequence b is rows cu_seqlens[b] to
         cu_seqlens[b+1] - 1. Empty sequences are fine on either side.
     max_seqlen_q, max_seqlen_k: int (or one-item tensor), at least the longest sequence.
-    block_table: paged keys and values are not there yet; anything but None raises NotImplementedError.
+    block_table: int32 (B,max_pages): k (num_pages,page,Hk,D) and v (num_pages,page,Hk,Dv) are pages of any size, and
+        page n of sequence b is block_table[b,n]. cu_seqlens_k then only gives lengths. No gradient.
 
     attn_bias (B|1,H|1,max_seqlen_q|1,max_seqlen_k), attn_mask (B,max_seqlen_k), (B,max_seqlen_q,max_seqlen_k) or 4-D:
         rows and keys count from the beginning of each sequence; what lies past its end has gradient 0.
     key_begin, key_end: (Tq) or (H|1,Tq), one per packed row; positions within the row's own sequence.
 
+    seqused_k, leftpad_k: int32 (B): of sequence b only keys leftpad_k[b] to seqused_k[b] - 1 are there. No gradient.
+    num_splits: 0 to 128, in how many ranges keys may be taken; never changes what is computed.
+
     With return_attn_probs: (out, softmax_lse (H,Tq), S_dmask (B,H,max_seqlen_q,max_seqlen_k)).
     The other arguments, dtypes and errors: see `flash_attn_func`; Sq and Sk are each sequence's own lengths.
     """
-    if block_table is not None:
-        raise NotImplementedError(
-            "block_table was given, but paged keys and values are not in this version of flash_attn: gather the pages "
-            "into k (Tk,Hk,D) and v (Tk,Hk,Dv) and pass block_table=None."
-        )
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
-    return _attend(_attention, (q, k, v), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), *options, *scores)
+    storage = (block_table, leftpad_k, seqused_k, num_splits)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return _attend(_attention, (q, k, v), lengths, *options, *scores, *storage)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -294,31 +305,3 @@ def flash_attn_varlen_qkvpacked_func(
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
     return _attend(_attention_qkvpacked, (qkv,), (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), *options, *scores)
-
-
-def flash_attn_with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    k=None,
-    v=None,
-    rotary_cos=None,
-    rotary_sin=None,
-    cache_seqlens: Optional[Union[int, torch.Tensor]] = None,
-    cache_batch_idx: Optional[torch.Tensor] = None,
-    cache_leftpad: Optional[torch.Tensor] = None,
-    block_table: Optional[torch.Tensor] = None,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    rotary_interleaved=True,
-    alibi_slopes=None,
-    num_splits=0,
-    return_softmax_lse=False,
-):
-    """Decoding with a key/value cache. Not there yet: every call raises NotImplementedError."""
-    raise NotImplementedError(
-        "flash_attn_with_kvcache is not in this version of flash_attn: append k and v to the cache yourself and call "
-        "flash_attn_func or flash_attn_varlen_func over the valid part of it."
-    )

@@ -8,7 +8,7 @@ from typing import List, Optional
 
 import torch
 
-from flash_attn import _attention, _raw
+from flash_attn import _attention, _kvcache, _raw
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,11 @@ def explain(*args, **kwargs) -> Explanation:
     else:
         function = _attention.flash_attn_varlen_func if _has_cu_seqlens(args, kwargs) else _attention.flash_attn_func
     public = [f for name, f in vars(_attention).items() if name.startswith("flash_attn_")]
+    public.append(_kvcache.flash_attn_with_kvcache)
     if function not in public:
         raise TypeError(f"{function!r} is not one of flash_attn's functions: {', '.join(f.__name__ for f in public)}.")
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    if function is _attention.flash_attn_with_kvcache or bound.arguments.get("block_table") is not None:
-        function(**bound.arguments)  # raises: not there yet
     return _explain_call(bound.arguments)
 
 
@@ -71,23 +70,30 @@ def _explain_call(call) -> Explanation:
         call.get("cu_seqlens_k", call.get("cu_seqlens")),
         _attention.as_int(call.get("max_seqlen_q", call.get("max_seqlen", 0))),
         _attention.as_int(call.get("max_seqlen_k", call.get("max_seqlen", 0))),
-        call["dropout_p"],
+        call.get("dropout_p", 0.0),
         _attention.scale_or_default(call["softmax_scale"], q),
         call["causal"],
         left,
         right,
         call["softcap"],
         call["alibi_slopes"],
+        *(call.get(name) for name in ("attn_bias", "attn_mask", "learnable_sink", "key_begin", "key_end")),
+        call.get("block_table"),
+        call.get("cache_batch_idx"),
+        _kvcache.lengths(call["cache_seqlens"], q) if "k_cache" in call else call.get("seqused_k"),
+        call.get("leftpad_k", call.get("cache_leftpad")),
     )
     explain_pass = _raw.flash_attn_gpu._explain
-    records_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    stored = any(call.get(name) is not None for name in ("k_cache", "block_table", "seqused_k", "leftpad_k"))
+    records_gradient = not stored and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     backward = Explanation(**explain_pass(*problem, True)) if records_gradient else None
     return Explanation(**explain_pass(*problem, False), backward=backward)
 
 
 def _unpacked(call):
     """(q, k, v), as views where they came packed along dim -3."""
-    packed = {name: call[name] for name in ("q", "k", "v", "kv", "qkv") if name in call}
+    names = ("q", "k_cache", "v_cache") if "k_cache" in call else ("q", "k", "v", "kv", "qkv")
+    packed = {name: call[name] for name in names if name in call}
     tensors = []
     for name, x in packed.items():
         if not isinstance(x, torch.Tensor):

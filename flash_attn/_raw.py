@@ -104,8 +104,8 @@ def _flash_attn_varlen_forward(
     """Packed forward.
 
     q (Tq,H,D), k (Tk,Hk,D), v (Tk,Hk,Dv) -> out (Tq,H,Dv), softmax_lse (H,Tq), S_dmask, rng_state (2) int64.
-    S_dmask is (B,H,max_seqlen_q,max_seqlen_k) with return_softmax, else (0). block_table, leftpad_k and seqused_k are
-    not there yet: NotImplementedError. Outputs are always fully written, so zero_tensors changes nothing.
+    S_dmask is (B,H,max_seqlen_q,max_seqlen_k) with return_softmax, else (0). block_table, leftpad_k, seqused_k: see
+    `flash_attn_varlen_func`. Outputs are always fully written, so zero_tensors changes nothing.
     """
     score = (dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)

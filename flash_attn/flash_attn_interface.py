@@ -8,7 +8,6 @@ from flash_attn._attention import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
-    flash_attn_with_kvcache,
 )
 from flash_attn._function_classes import (
     FlashAttnFunc,
@@ -18,6 +17,7 @@ from flash_attn._function_classes import (
     FlashAttnVarlenKVPackedFunc,
     FlashAttnVarlenQKVPackedFunc,
 )
+from flash_attn._kvcache import flash_attn_with_kvcache
 from flash_attn._raw import (
     USE_TRITON_ROCM,
     _flash_attn_backward,

@@ -52,6 +52,11 @@ void attention_forward(const ForwardArgs& args, const Executor& executor) {
   choose_backend(problem.problem, nullptr).forward(problem, executor);
 }
 
+void attention_with_cache(const CacheArgs& args, const Executor& executor) {
+  const CacheProblem problem = validate(args);
+  choose_backend(problem.forward.problem, nullptr).forward_with_cache(problem, executor);
+}
+
 void attention_backward(const BackwardArgs& args, const Executor& executor) {
   const BackwardProblem problem = validate(args);
   choose_backend(problem.problem, nullptr).backward(problem, executor);

@@ -14,6 +14,10 @@ const char* to_string(Feature feature) noexcept {
     case Feature::attn_mask: return "attn_mask";
     case Feature::key_bounds: return "key_begin and key_end";
     case Feature::learnable_sink: return "learnable_sink";
+    case Feature::block_table: return "block_table";
+    case Feature::cache_batch_idx: return "cache_batch_idx";
+    case Feature::seqused_k: return "seqused_k (cache_seqlens)";
+    case Feature::leftpad_k: return "leftpad_k (cache_leftpad)";
   }
   return "unknown";
 }
@@ -31,6 +35,10 @@ std::vector<Feature> features_of(const Problem& p) {
   add(p.mask.given(), Feature::attn_mask);
   add(p.key_begin.data != nullptr || p.key_end.data != nullptr, Feature::key_bounds);
   add(p.sink != nullptr, Feature::learnable_sink);
+  add(p.storage.pages != nullptr, Feature::block_table);
+  add(p.storage.batch_index != nullptr, Feature::cache_batch_idx);
+  add(p.storage.used != nullptr, Feature::seqused_k);
+  add(p.storage.leftpad != nullptr, Feature::leftpad_k);
   return features;
 }
 

@@ -17,6 +17,10 @@ enum class Feature : std::uint8_t {
   attn_mask,
   key_bounds,
   learnable_sink,
+  block_table,
+  cache_batch_idx,
+  seqused_k,
+  leftpad_k,
 };
 
 /// The arguments that ask for it, such as "key_begin and key_end".

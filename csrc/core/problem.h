@@ -32,6 +32,21 @@ struct BoundTable {
   index_t batch_stride = 0, head_stride = 0, row_stride = 0;
 };
 
+// Where keys and values are stored, if not one sequence after another. Null: not given.
+struct KeyStorage {
+  const std::int32_t* used = nullptr;         // (B) slots in use, besides `appended` new ones
+  const std::int32_t* leftpad = nullptr;      // (B) slots before the first key
+  const std::int32_t* batch_index = nullptr;  // (B)
+  const std::int32_t* pages = nullptr;        // (B, max_pages)
+  index_t pages_stride = 0, page_size = 0;
+  index_t appended = 0;
+};
+
+// Keys whose rows lie row_stride apart.
+struct KeyRun {
+  index_t batch, row, count;
+};
+
 // Where sequence b lies in packed tensors, and how long it is. Dense: begins are 0.
 struct Sequence {
   index_t q_begin, q_len;
@@ -59,14 +74,35 @@ struct Problem {
   BoundTable key_begin, key_end;  // Packed: rows of all sequences, batch_stride 0.
   const void* sink = nullptr;     // (H), contiguous
   DType sink_dtype = DType::f32;
+  KeyStorage storage;
+  int num_splits = 0;
 
   FA_INLINE index_t group() const { return H / Hk; }
 
   FA_INLINE Sequence sequence(index_t b) const {
-    if (!varlen) return {0, Sq, 0, Sk};
-    return {cu_seqlens_q[b], cu_seqlens_q[b + 1] - cu_seqlens_q[b], cu_seqlens_k[b],
-            cu_seqlens_k[b + 1] - cu_seqlens_k[b]};
+    Sequence s{0, Sq, 0, Sk};
+    if (varlen)
+      s = {cu_seqlens_q[b], cu_seqlens_q[b + 1] - cu_seqlens_q[b], cu_seqlens_k[b],
+           cu_seqlens_k[b + 1] - cu_seqlens_k[b]};
+    if (storage.pages) s.k_begin = 0;
+    if (storage.used) s.k_len = storage.used[b] + storage.appended;
+    if (storage.leftpad) {
+      s.k_begin += storage.leftpad[b];
+      s.k_len = max_of<index_t>(0, s.k_len - storage.leftpad[b]);
+    }
+    return s;
   }
+
+  // Where slot number `slot` of sequence b and those after it are, as far as they lie evenly. Packed rows: slot counts
+  // from the first sequence's.
+  FA_INLINE KeyRun slots(index_t b, index_t slot) const {
+    // A run longer than any sequence: callers stop at its last key.
+    if (!storage.pages) return {storage.batch_index ? storage.batch_index[b] : b, slot, max_of(Sk, Tk)};
+    const index_t row = slot % storage.page_size;
+    return {storage.pages[b * storage.pages_stride + slot / storage.page_size], row, storage.page_size - row};
+  }
+  // The same for key j of a sequence.
+  FA_INLINE KeyRun keys_from(const Sequence& s, index_t b, index_t j) const { return slots(b, s.k_begin + j); }
 
   // Offset of row 0 of (b, h) in an LSE-shaped array: (B,H,Sq), or (H,Tq) when packed.
   FA_INLINE index_t lse_offset(index_t b, index_t h) const {
@@ -105,6 +141,21 @@ struct ForwardProblem {
   Operand out;
   void* lse = nullptr;      // fp32, or fp64 when dtype is
   void* s_dmask = nullptr;  // dtype, (B,H,Sq,Sk) contiguous, or null
+};
+
+// Rotation of the first 2 * half features, by tables of (positions, half) in the problem's dtype.
+struct Rotary {
+  const void* cos = nullptr;  // Null: none.
+  const void* sin = nullptr;
+  index_t half = 0;
+  bool interleaved = true;
+};
+
+struct CacheProblem {
+  ForwardProblem forward;  // Of the caches, the new keys counted.
+  Operand k_new, v_new;
+  Rotary rotary;
+  bool position_per_row = false;  // Query row i stands at used[b] + i, else all rows at used[b].
 };
 
 struct BackwardProblem {

@@ -1,18 +1,14 @@
 #include "core/validate.h"
 
 #include <cmath>
+#include <limits>
 
 #include "core/checks.h"
+#include "core/key_storage.h"
 #include "core/score_arguments.h"
 
 namespace flash_attn {
 namespace {
-
-// Rows of a tensor of (batch,) row, head, feature.
-Operand operand(const TensorView& t) {
-  if (t.ndim == 4) return {t.data, t.strides[0], t.strides[1], t.strides[2]};
-  return {t.data, 0, t.strides[0], t.strides[1]};
-}
 
 void check_input(const char* name, const TensorView& t, const TensorView& q, int ndim, const char* letters) {
   if (!t.given()) fail(name, " is missing; pass a tensor of shape ", letters);
@@ -83,12 +79,14 @@ void check_scalars(const AttentionProblem& r) {
          "; set one of them to 0");
 }
 
-void resolve_dense(const AttentionProblem& r, Problem& p) {
-  const char* k_shape = "(B, Sk, Hk, D)";
+void resolve_dense(const AttentionProblem& r, const KeyNames& names, Problem& p) {
+  const bool paged = r.block_table.given();
+  const char* const k_shape = paged ? "(num_pages, page, Hk, D)" : "(B, Sk, Hk, D)";
+  const char* const v_shape = paged ? "(num_pages, page, Hk, Dv)" : "(B, Sk, Hk, Dv)";
   if (r.q.ndim != 4) fail("q must have 4 dimensions (B, Sq, H, D), got shape ", shape_of(r.q));
   check_last_stride("q", r.q);
-  check_input("k", r.k, r.q, 4, k_shape);
-  check_input("v", r.v, r.q, 4, "(B, Sk, Hk, Dv)");
+  check_input(names.k, r.k, r.q, 4, k_shape);
+  check_input(names.v, r.v, r.q, 4, v_shape);
   p.B = r.q.sizes[0];
   p.Sq = r.q.sizes[1];
   p.H = r.q.sizes[2];
@@ -98,18 +96,21 @@ void resolve_dense(const AttentionProblem& r, Problem& p) {
   p.Dv = r.v.sizes[3];
   p.Tq = p.B * p.Sq;
   p.Tk = p.B * p.Sk;
-  check_shape("k", r.k, {p.B, p.Sk, p.Hk, p.D}, k_shape);
-  check_shape("v", r.v, {p.B, p.Sk, p.Hk, p.Dv}, "(B, Sk, Hk, Dv)");
+  const index_t batches = paged || r.cache_batch_idx.given() ? r.k.sizes[0] : p.B;
+  check_shape(names.k, r.k, {batches, p.Sk, p.Hk, p.D}, k_shape);
+  check_shape(names.v, r.v, {batches, p.Sk, p.Hk, p.Dv}, v_shape);
   if (p.B < 1) fail("batch size B must be positive, got q of shape ", shape_of(r.q));
 }
 
 void resolve_varlen(const AttentionProblem& r, Problem& p) {
   p.varlen = true;
-  const char* k_shape = "(Tk, Hk, D)";
+  const bool paged = r.block_table.given();
+  const char* const k_shape = paged ? "(num_pages, page, Hk, D)" : "(Tk, Hk, D)";
+  const char* const v_shape = paged ? "(num_pages, page, Hk, Dv)" : "(Tk, Hk, Dv)";
   if (r.q.ndim != 3) fail("q must have 3 dimensions (Tq, H, D) when cu_seqlens are given, got shape ", shape_of(r.q));
   check_last_stride("q", r.q);
-  check_input("k", r.k, r.q, 3, k_shape);
-  check_input("v", r.v, r.q, 3, "(Tk, Hk, Dv)");
+  check_input("k", r.k, r.q, paged ? 4 : 3, k_shape);
+  check_input("v", r.v, r.q, paged ? 4 : 3, v_shape);
   check_cu_seqlens("cu_seqlens_q", r.cu_seqlens_q);
   check_cu_seqlens("cu_seqlens_k", r.cu_seqlens_k);
   p.B = r.cu_seqlens_q.sizes[0] - 1;
@@ -119,17 +120,25 @@ void resolve_varlen(const AttentionProblem& r, Problem& p) {
   p.H = r.q.sizes[1];
   p.D = r.q.sizes[2];
   p.Tk = r.k.sizes[0];
-  p.Hk = r.k.sizes[1];
-  p.Dv = r.v.sizes[2];
-  check_shape("k", r.k, {p.Tk, p.Hk, p.D}, k_shape);
-  check_shape("v", r.v, {p.Tk, p.Hk, p.Dv}, "(Tk, Hk, Dv)");
+  p.Hk = r.k.sizes[r.k.ndim - 2];
+  p.Dv = r.v.sizes[r.v.ndim - 1];
+  if (paged) {
+    check_shape("k", r.k, {p.Tk, r.k.sizes[1], p.Hk, p.D}, k_shape);
+    check_shape("v", r.v, {p.Tk, r.k.sizes[1], p.Hk, p.Dv}, v_shape);
+  } else {
+    check_shape("k", r.k, {p.Tk, p.Hk, p.D}, k_shape);
+    check_shape("v", r.v, {p.Tk, p.Hk, p.Dv}, v_shape);
+  }
   if (r.max_seqlen_q < 0) fail("max_seqlen_q must not be negative, got ", r.max_seqlen_q);
   if (r.max_seqlen_k < 0) fail("max_seqlen_k must not be negative, got ", r.max_seqlen_k);
   p.Sq = r.max_seqlen_q;
   p.Sk = r.max_seqlen_k;
   if (p.device == Device::cpu) {
     check_lengths("cu_seqlens_q", r.cu_seqlens_q, p.Tq, "q", p.Sq, "max_seqlen_q");
-    check_lengths("cu_seqlens_k", r.cu_seqlens_k, p.Tk, "k", p.Sk, "max_seqlen_k");
+    // Pages hold what cu_seqlens_k counts elsewhere; seqused_k replaces its lengths.
+    const index_t any = std::numeric_limits<std::int32_t>::max();
+    check_lengths("cu_seqlens_k", r.cu_seqlens_k, paged ? any : p.Tk, "k", r.seqused_k.given() ? any : p.Sk,
+                  "max_seqlen_k");
   }
   p.cu_seqlens_q = static_cast<const std::int32_t*>(r.cu_seqlens_q.data);
   p.cu_seqlens_k = static_cast<const std::int32_t*>(r.cu_seqlens_k.data);
@@ -168,7 +177,9 @@ void check_sequence_lengths(const TensorView& cu_seqlens, bool queries, std::int
   check_lengths(name, cu_seqlens, rows, queries ? "q" : "k", max_seqlen, queries ? "max_seqlen_q" : "max_seqlen_k");
 }
 
-Problem validate(const AttentionProblem& r) {
+Problem validate(const AttentionProblem& r) { return resolve_problem(r, {}, 0); }
+
+Problem resolve_problem(const AttentionProblem& r, const KeyNames& names, index_t appended) {
   if (!r.q.given()) fail("q is missing; pass a tensor of shape (B, Sq, H, D), or (Tq, H, D) with cu_seqlens");
   if (!is_floating(r.q.dtype)) fail("q must be float16, bfloat16, float32 or float64, got ", to_string(r.q.dtype));
   check_scalars(r);
@@ -178,7 +189,8 @@ Problem validate(const AttentionProblem& r) {
   if (r.cu_seqlens_q.given() || r.cu_seqlens_k.given())
     resolve_varlen(r, p);
   else
-    resolve_dense(r, p);
+    resolve_dense(r, names, p);
+  resolve_key_storage(r, names, appended, p);
   p.q = operand(r.q);
   p.k = operand(r.k);
   p.v = operand(r.v);
@@ -198,9 +210,7 @@ Problem validate(const AttentionProblem& r) {
   return p;
 }
 
-ForwardProblem validate(const ForwardArgs& args) {
-  ForwardProblem f;
-  f.problem = validate(args.problem);
+void resolve_results(const ForwardArgs& args, ForwardProblem& f) {
   const Problem& p = f.problem;
   check_related("out", args.out, p, true, p.H, p.Dv, "(B, Sq, H, Dv)", "(Tq, H, Dv)");
   check_lse_shaped("softmax_lse", args.lse, p);
@@ -213,12 +223,23 @@ ForwardProblem validate(const ForwardArgs& args) {
     check_contiguous("S_dmask", args.s_dmask);
     f.s_dmask = args.s_dmask.data;
   }
+}
+
+ForwardProblem validate(const ForwardArgs& args) {
+  ForwardProblem f;
+  f.problem = validate(args.problem);
+  resolve_results(args, f);
   return f;
 }
 
 BackwardProblem validate(const BackwardArgs& args) {
   BackwardProblem b;
   b.problem = validate(args.problem);
+  const KeyStorage& storage = b.problem.storage;
+  if (storage.pages || storage.batch_index || storage.used || storage.leftpad)
+    fail(
+        "block_table, cache_batch_idx, seqused_k and leftpad_k have no backward pass; pass None, or do not "
+        "differentiate");
   const Problem& p = b.problem;
   check_related("dout", args.dout, p, true, p.H, p.Dv, "(B, Sq, H, Dv)", "(Tq, H, Dv)");
   check_related("out", args.out, p, true, p.H, p.Dv, "(B, Sq, H, Dv)", "(Tq, H, Dv)");

@@ -8,6 +8,7 @@ namespace flash_attn {
 /// Shapes, dtypes and scalars of the inputs; on the CPU also the contents of cu_seqlens and rng_state.
 Problem validate(const AttentionProblem& request);
 ForwardProblem validate(const ForwardArgs& args);
+CacheProblem validate(const CacheArgs& args);
 BackwardProblem validate(const BackwardArgs& args);
 
 }  // namespace flash_attn

@@ -4,9 +4,11 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "cpu/cache.h"
 #include "cpu/cpuid.h"
 #include "cpu/isa.h"
 #include "cpu/target.h"
+#include "cpu/workspace.h"
 
 namespace flash_attn {
 namespace cpu {
@@ -109,6 +111,12 @@ class CpuBackend final : public Backend {
   }
   void forward(const ForwardProblem& f, const Executor& executor) const override {
     choose_kernels(f.problem, nullptr).forward(f, executor);
+  }
+  void forward_with_cache(const CacheProblem& c, const Executor& executor) const override {
+    const Workspace memory(rotated_query_bytes(c));
+    ForwardProblem f = c.forward;
+    f.problem.q = prepare_cache(c, memory.data(), executor);
+    forward(f, executor);
   }
   void backward(const BackwardProblem& b, const Executor& executor) const override {
     choose_kernels(b.problem, nullptr).backward(b, executor);

@@ -129,12 +129,9 @@ class Forward {
     const index_t first = block * tiles_.keys;
     if (first >= sequence.k_len) return;
     const index_t keys = min_of(tiles_.keys, sequence.k_len - first), padded = round_up(keys, W);
-    const index_t row = sequence.k_begin + first;
-    load_rows(format_, row_at(p_.k, format_.size, b, row, hk), p_.k.row_stride * format_.size, keys, padded, p_.D,
-              q_stride_, s.rows);
+    load_keys(format_, p_, p_.k, b, hk, first, keys, padded, p_.D, q_stride_, s.rows);
     pack_transposed(s.rows, q_stride_, k_panels(packed, block, keys));
-    load_rows(format_, row_at(p_.v, format_.size, b, row, hk), p_.v.row_stride * format_.size, keys, padded, p_.Dv,
-              o_stride_, s.rows);
+    load_keys(format_, p_, p_.v, b, hk, first, keys, padded, p_.Dv, o_stride_, s.rows);
     pack_direct(s.rows, o_stride_, v_panels(packed, block, keys));
   }
 

@@ -84,6 +84,22 @@ void load_rows(const RowFormat<Target>& format, const char* source, index_t row_
   for (index_t i = 0; i < (padded_rows - rows) * stride; ++i) out[i] = {};
 }
 
+// Keys first .. first + keys - 1 of sequence b (x is its keys or its values), wherever they are stored.
+template <class Target>
+void load_keys(const RowFormat<Target>& format, const Problem& p, const Operand& x, index_t b, index_t hk,
+               index_t first, index_t keys, index_t padded_rows, index_t features, index_t stride,
+               typename Target::Elem* out) {
+  const Sequence sequence = p.sequence(b);
+  for (index_t n = 0; n < keys;) {
+    const KeyRun run = p.keys_from(sequence, b, first + n);
+    const index_t rows = min_of(run.count, keys - n);
+    const index_t padded = n + rows == keys ? padded_rows - n : rows;
+    load_rows(format, row_at(x, format.size, run.batch, run.row, hk), x.row_stride * format.size, rows, padded,
+              features, stride, out + n * stride);
+    n += rows;
+  }
+}
+
 // B = rows^T: columns are the rows (padded to b.columns, a multiple of W), k runs over features (b.depth == stride).
 template <class Target>
 void pack_transposed(const typename Target::Elem* rows, index_t stride, const Panels<Target>& b) {

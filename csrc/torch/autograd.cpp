@@ -28,13 +28,19 @@ constexpr struct {
   const char *name, *wanted;
 } kExtraInputs[] = {{"attn_bias", "bias_gradient"}, {"learnable_sink", "sink_gradient"}};
 
+/// Where the name of an argument without a backward pass is kept.
+constexpr const char* kForwardOnly = "forward only";
+
 c10::IValue value_of(const at::Tensor& tensor) { return tensor.defined() ? c10::IValue(tensor) : c10::IValue(); }
 at::Tensor tensor_of(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
 
 torch::jit::Stack call_operator(const char* name, const Named& arguments) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
   torch::jit::Stack stack;
-  for (const auto& argument : op.schema().arguments()) stack.push_back(arguments.at(argument.name()));
+  for (const auto& argument : op.schema().arguments()) {
+    const auto given = arguments.find(argument.name());
+    stack.push_back(given != arguments.end() ? given->second : argument.default_value().value_or(c10::IValue()));
+  }
   op.callBoxed(&stack);
   return stack;
 }
@@ -74,6 +80,10 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     for (const auto& [name, value] : arguments) {
       if (!value.isTensor()) ctx->saved_data[name] = value;
     }
+    for (const auto* name : {"block_table", "leftpad_k", "seqused_k"}) {
+      if (const auto given = arguments.find(name); given != arguments.end() && given->second.isTensor())
+        ctx->saved_data[kForwardOnly] = std::string(name);
+    }
     ctx->mark_non_differentiable({tensor_of(results.at(2))});
     ctx->set_materialize_grads(false);
     return {tensor_of(results.at(0)), tensor_of(results.at(1)), tensor_of(results.at(2))};
@@ -83,6 +93,10 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const auto saved = ctx->get_saved_variables();
     const auto inputs = at::TensorList(saved).slice(0, saved.size() - std::size(kSavedTensors));
     variable_list grads(inputs.size());
+    if (const auto given = ctx->saved_data.find(kForwardOnly); given != ctx->saved_data.end()) {
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "flash_attn: ", given->second.toStringRef(),
+                                  " has no backward pass; pass None, or call it under torch.no_grad()");
+    }
     if (grad_outputs[0].defined() || grad_outputs[1].defined()) {
       Named arguments = ctx->saved_data;
       auto tensor = saved.begin() + static_cast<std::ptrdiff_t>(inputs.size());

@@ -15,42 +15,6 @@ using Sizes = std::vector<c10::SymInt>;
 
 std::int64_t concrete(const c10::SymInt& value) { return value.guard_int(__FILE__, __LINE__); }
 
-/// Runs `body`, which calls the core. flash_attn::Error is a std::runtime_error, which torch turns into RuntimeError.
-template <class Body>
-auto calling_core(Body&& body) {
-  try {
-    return body();
-  } catch (const NotSupported& error) {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, error.what());
-  }
-}
-
-AttentionProblem problem_of(const Call& call) {
-  const at::Device device = call.q.device();
-  AttentionProblem problem;
-  problem.q = view(call.q, "q", device);
-  problem.k = view(call.k, "k", device);
-  problem.v = view(call.v, "v", device);
-  problem.cu_seqlens_q = view(call.cu_seqlens_q, "cu_seqlens_q", device);
-  problem.cu_seqlens_k = view(call.cu_seqlens_k, "cu_seqlens_k", device);
-  problem.max_seqlen_q = concrete(call.max_seqlen_q);
-  problem.max_seqlen_k = concrete(call.max_seqlen_k);
-  problem.softmax_scale = call.softmax_scale;
-  problem.softcap = call.softcap;
-  problem.causal = call.causal;
-  problem.window_left = concrete(call.window_left);
-  problem.window_right = concrete(call.window_right);
-  problem.alibi_slopes = view(call.alibi_slopes, "alibi_slopes", device);
-  problem.dropout_p = call.dropout_p;
-  problem.rng_state = view(call.rng_state, "rng_state", device);
-  problem.attn_bias = view(call.attn_bias, "attn_bias", device);
-  problem.attn_mask = view(call.attn_mask, "attn_mask", device);
-  problem.key_begin = view(call.key_begin, "key_begin", device);
-  problem.key_end = view(call.key_end, "key_end", device);
-  problem.learnable_sink = view(call.learnable_sink, "learnable_sink", device);
-  return problem;
-}
-
 void check_rank(const Call& call, const at::Tensor& tensor, const char* name, const char* dense, const char* varlen) {
   const int ndim = call.varlen() ? 3 : 4;
   TORCH_CHECK(tensor.dim() == ndim, "flash_attn: ", name, " must have ", ndim, " dimensions ",
@@ -61,6 +25,14 @@ void check_rank(const Call& call, const at::Tensor& tensor, const char* name, co
 /// The sizes of the results come from these tensors before the core sees the problem.
 void check_ranks(const Call& call) {
   check_rank(call, call.q, "q", "(B, Sq, H, D)", "(Tq, H, D)");
+  if (call.block_table.defined()) {
+    for (const auto& [name, tensor] : {std::pair("k", &call.k), std::pair("v", &call.v)})
+      TORCH_CHECK(tensor->dim() == 4, "flash_attn: ", name,
+                  " must have 4 dimensions (num_pages, page, Hk, D) when "
+                  "block_table is given, got shape ",
+                  tensor->sym_sizes());
+    return;
+  }
   check_rank(call, call.k, "k", "(B, Sk, Hk, D)", "(Tk, Hk, D)");
   check_rank(call, call.v, "v", "(B, Sk, Hk, Dv)", "(Tk, Hk, Dv)");
 }
@@ -93,12 +65,42 @@ at::Tensor allocate_s_dmask(const Call& call) {
 
 at::Tensor allocate_like(const at::Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); }
 
-/// Tells autograd that a buffer of the caller's was written, so that it notices when the old contents had been saved.
+}  // namespace
+
+AttentionProblem problem_of(const Call& call) {
+  const at::Device device = call.q.device();
+  AttentionProblem problem;
+  problem.q = view(call.q, "q", device);
+  problem.k = view(call.k, "k", device);
+  problem.v = view(call.v, "v", device);
+  problem.cu_seqlens_q = view(call.cu_seqlens_q, "cu_seqlens_q", device);
+  problem.cu_seqlens_k = view(call.cu_seqlens_k, "cu_seqlens_k", device);
+  problem.max_seqlen_q = concrete(call.max_seqlen_q);
+  problem.max_seqlen_k = concrete(call.max_seqlen_k);
+  problem.softmax_scale = call.softmax_scale;
+  problem.softcap = call.softcap;
+  problem.causal = call.causal;
+  problem.window_left = concrete(call.window_left);
+  problem.window_right = concrete(call.window_right);
+  problem.alibi_slopes = view(call.alibi_slopes, "alibi_slopes", device);
+  problem.dropout_p = call.dropout_p;
+  problem.rng_state = view(call.rng_state, "rng_state", device);
+  problem.attn_bias = view(call.attn_bias, "attn_bias", device);
+  problem.attn_mask = view(call.attn_mask, "attn_mask", device);
+  problem.key_begin = view(call.key_begin, "key_begin", device);
+  problem.key_end = view(call.key_end, "key_end", device);
+  problem.block_table = view(call.block_table, "block_table", device);
+  problem.seqused_k = view(call.seqused_k, "seqused_k", device);
+  problem.leftpad_k = view(call.leftpad_k, "leftpad_k", device);
+  problem.cache_batch_idx = view(call.cache_batch_idx, "cache_batch_idx", device);
+  problem.num_splits = call.num_splits;
+  problem.learnable_sink = view(call.learnable_sink, "learnable_sink", device);
+  return problem;
+}
+
 void mark_written(const at::Tensor& buffer) {
   if (buffer.defined() && !buffer.is_inference()) buffer.unsafeGetTensorImpl()->bump_version();
 }
-
-}  // namespace
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> unpack(at::TensorList inputs, bool varlen) {
   const auto part = [&](const at::Tensor& packed, int index, const char* name, int parts) {
@@ -214,17 +216,6 @@ Explanation explain(Call call, Pass pass) {
 void check_return_softmax(const Call& call) {
   TORCH_CHECK(!call.return_softmax || call.dropout_p > 0, "flash_attn: return_softmax=True needs dropout_p > 0, got ",
               call.dropout_p, "; pass return_softmax=False");
-}
-
-void refuse_cache_arguments(const at::Tensor& block_table, const at::Tensor& leftpad_k, const at::Tensor& seqused_k) {
-  const auto refuse = [](const at::Tensor& tensor, const char* name) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!tensor.defined(), "flash_attn: ", name,
-                                " is not supported yet; pass None, with k and v of shape (Tk, Hk, D) whose lengths "
-                                "cu_seqlens_k gives");
-  };
-  refuse(block_table, "block_table");
-  refuse(leftpad_k, "leftpad_k");
-  refuse(seqused_k, "seqused_k");
 }
 
 }  // namespace flash_attn::torch_binding

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <flash_attn/attention.h>
 
 #include <tuple>
@@ -18,9 +19,11 @@ struct Call {
   at::Tensor q, k, v;
   at::Tensor cu_seqlens_q, cu_seqlens_k;
   at::Tensor alibi_slopes, rng_state;
+  at::Tensor block_table, seqused_k, leftpad_k, cache_batch_idx;
   at::Tensor attn_bias, attn_mask, key_begin, key_end, learnable_sink;
   c10::SymInt max_seqlen_q = 0, max_seqlen_k = 0;
   c10::SymInt window_left = -1, window_right = -1;
+  std::int64_t num_splits = 0;
   double dropout_p = 0.0, softmax_scale = 1.0, softcap = 0.0;
   bool causal = false;
   bool return_softmax = false;
@@ -83,7 +86,20 @@ Explanation explain(Call call, Pass pass);
 /// Raises unless S_dmask is either not asked for or exists: there is none without dropout.
 void check_return_softmax(const Call& call);
 
-/// Raises for features of upstream's varlen forward that this build lacks.
-void refuse_cache_arguments(const at::Tensor& block_table, const at::Tensor& leftpad_k, const at::Tensor& seqused_k);
+/// The core's view of the call.
+AttentionProblem problem_of(const Call& call);
+
+/// Runs `body`, which calls the core. flash_attn::Error is a std::runtime_error, which torch turns into RuntimeError.
+template <class Body>
+auto calling_core(Body&& body) {
+  try {
+    return body();
+  } catch (const NotSupported& error) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, error.what());
+  }
+}
+
+/// Tells autograd that a buffer of the caller's was written, so that it notices when the old contents had been saved.
+void mark_written(const at::Tensor& buffer);
 
 }  // namespace flash_attn::torch_binding

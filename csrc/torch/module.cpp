@@ -6,8 +6,8 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
-#include "call.h"
 #include "devices.h"
+#include "kvcache.h"
 #include "views.h"
 
 namespace flash_attn::torch_binding {
@@ -86,11 +86,14 @@ Tensors varlen_fwd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                    const py::object& gen_, std::int64_t num_splits) {
   refuse_generator(gen_);
   py::gil_scoped_release no_gil;
-  refuse_cache_arguments(tensor_or_none(block_table_), tensor_or_none(leftpad_k_), tensor_or_none(seqused_k));
-  TORCH_CHECK_NOT_IMPLEMENTED(num_splits == 0 || num_splits == 1, "flash_attn: num_splits = ", num_splits,
-                              " is not supported yet; pass 0 or 1");
+  TORCH_CHECK(num_splits <= 1 || !block_table_.has_value(),
+              "flash_attn: num_splits > 1 is not supported with "
+              "block_table, got num_splits = ",
+              num_splits, "; pass 0 or 1");
   Call call = make_call(q, k, v, alibi_slopes_,
                         {p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
+  call.seqused_k = tensor_or_none(seqused_k), call.leftpad_k = tensor_or_none(leftpad_k_);
+  call.block_table = tensor_or_none(block_table_), call.num_splits = num_splits;
   set_lengths(call, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k);
   return run_forward(call, out_, return_softmax);
 }
@@ -123,21 +126,45 @@ Tensors varlen_bwd(const at::Tensor& dout, const at::Tensor& q, const at::Tensor
   return run_backward(call, {dout, out, softmax_lse, {}}, dq_, dk_, dv_, rng_state);
 }
 
-py::object fwd_kvcache(const py::args&, const py::kwargs&) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      "flash_attn: fwd_kvcache (flash_attn_with_kvcache) is not supported yet; keep the cache yourself "
-      "and call flash_attn_func or flash_attn_varlen_func");
+/// Returns [out, softmax_lse].
+Tensors fwd_kvcache(const at::Tensor& q, const at::Tensor& kcache, const at::Tensor& vcache, const OptionalTensor& k_,
+                    const OptionalTensor& v_, const OptionalTensor& seqlens_k_, const OptionalTensor& rotary_cos_,
+                    const OptionalTensor& rotary_sin_, const OptionalTensor& cache_batch_idx_,
+                    const OptionalTensor& leftpad_k_, const OptionalTensor& block_table_,
+                    const OptionalTensor& alibi_slopes_, const OptionalTensor& out_, double softmax_scale,
+                    bool is_causal, std::int64_t window_size_left, std::int64_t window_size_right, double softcap,
+                    bool is_rotary_interleaved, std::int64_t num_splits) {
+  py::gil_scoped_release no_gil;
+  CacheCall cache;
+  cache.call = make_call(q, kcache, vcache, alibi_slopes_,
+                         {0.0, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
+  cache.call.seqused_k = tensor_or_none(seqlens_k_), cache.call.cache_batch_idx = tensor_or_none(cache_batch_idx_);
+  cache.call.leftpad_k = tensor_or_none(leftpad_k_), cache.call.block_table = tensor_or_none(block_table_);
+  cache.call.num_splits = num_splits;
+  cache.k_new = tensor_or_none(k_), cache.v_new = tensor_or_none(v_);
+  cache.rotary_cos = tensor_or_none(rotary_cos_), cache.rotary_sin = tensor_or_none(rotary_sin_);
+  cache.rotary_interleaved = is_rotary_interleaved;
+  const auto result = forward_with_cache(cache, tensor_or_none(out_));
+  return {result.out, result.softmax_lse};
 }
 
 py::dict explain_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& cu_seqlens_q,
                       const OptionalTensor& cu_seqlens_k, std::int64_t max_seqlen_q, std::int64_t max_seqlen_k,
                       double dropout_p, double softmax_scale, bool causal, std::int64_t window_size_left,
                       std::int64_t window_size_right, double softcap, const OptionalTensor& alibi_slopes,
-                      bool backward_pass) {
+                      const OptionalTensor& attn_bias, const OptionalTensor& attn_mask,
+                      const OptionalTensor& learnable_sink, const OptionalTensor& key_begin,
+                      const OptionalTensor& key_end, const OptionalTensor& block_table,
+                      const OptionalTensor& cache_batch_idx, const OptionalTensor& seqused_k,
+                      const OptionalTensor& leftpad_k, bool backward_pass) {
   Call call = make_call(q, k, v, alibi_slopes,
                         {dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap});
   set_lengths(call, tensor_or_none(cu_seqlens_q), tensor_or_none(cu_seqlens_k), max_seqlen_q, max_seqlen_k);
+  call.attn_bias = tensor_or_none(attn_bias), call.attn_mask = tensor_or_none(attn_mask);
+  call.learnable_sink = tensor_or_none(learnable_sink);
+  call.key_begin = tensor_or_none(key_begin), call.key_end = tensor_or_none(key_end);
+  call.block_table = tensor_or_none(block_table), call.cache_batch_idx = tensor_or_none(cache_batch_idx);
+  call.seqused_k = tensor_or_none(seqused_k), call.leftpad_k = tensor_or_none(leftpad_k);
   const auto explanation = explain(call, backward_pass ? Pass::backward : Pass::forward);
   py::dict result;
   result["backend"] = explanation.backend;
@@ -194,12 +221,18 @@ PYBIND11_MODULE(flash_attn_2_cuda, m) {
         arg("cu_seqlens_k"), arg("alibi_slopes_"), arg("max_seqlen_q"), arg("max_seqlen_k"), arg("p_dropout"),
         arg("softmax_scale"), arg("zero_tensors"), arg("is_causal"), arg("window_size_left"), arg("window_size_right"),
         arg("softcap"), arg("deterministic"), arg("gen_"), arg("rng_state"));
-  m.def("fwd_kvcache", &fwd_kvcache, "Not supported yet: raises NotImplementedError.");
+  m.def("fwd_kvcache", &fwd_kvcache, "Forward pass over a cache, appending to it first: [out, softmax_lse].", arg("q"),
+        arg("kcache"), arg("vcache"), arg("k_"), arg("v_"), arg("seqlens_k_"), arg("rotary_cos_"), arg("rotary_sin_"),
+        arg("cache_batch_idx_"), arg("leftpad_k_"), arg("block_table_"), arg("alibi_slopes_"), arg("out_"),
+        arg("softmax_scale"), arg("is_causal"), arg("window_size_left"), arg("window_size_right"), arg("softcap"),
+        arg("is_rotary_interleaved"), arg("num_splits"));
 
   m.def("_explain", &explain_call, "Backend, kernel, instruction_set, tile and reasons of a call, without running it.",
         arg("q"), arg("k"), arg("v"), arg("cu_seqlens_q"), arg("cu_seqlens_k"), arg("max_seqlen_q"),
         arg("max_seqlen_k"), arg("dropout_p"), arg("softmax_scale"), arg("causal"), arg("window_size_left"),
-        arg("window_size_right"), arg("softcap"), arg("alibi_slopes"), arg("backward") = false);
+        arg("window_size_right"), arg("softcap"), arg("alibi_slopes"), arg("attn_bias"), arg("attn_mask"),
+        arg("learnable_sink"), arg("key_begin"), arg("key_end"), arg("block_table"), arg("cache_batch_idx"),
+        arg("seqused_k"), arg("leftpad_k"), arg("backward") = false);
   m.def("_check_lengths", &check_lengths, "Raises RuntimeError when cu_seqlens do not describe `rows` packed rows.",
         arg("cu_seqlens"), arg("queries"), arg("rows"), arg("max_seqlen"));
   m.def("_force_cpu_isa", &force_cpu_instruction_set,

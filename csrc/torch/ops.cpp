@@ -35,6 +35,9 @@ Call Arguments::call() const {
   call.attn_bias = tensor("attn_bias"), call.attn_mask = tensor("attn_mask");
   call.key_begin = tensor("key_begin"), call.key_end = tensor("key_end");
   call.learnable_sink = tensor("learnable_sink");
+  call.block_table = tensor("block_table"), call.leftpad_k = tensor("leftpad_k");
+  call.seqused_k = tensor("seqused_k");
+  if (given("num_splits")) call.num_splits = self["num_splits"].toInt();
   if (given("max_seqlen_q")) call.max_seqlen_q = self["max_seqlen_q"].toSymInt();
   if (given("max_seqlen_k")) call.max_seqlen_k = self["max_seqlen_k"].toSymInt();
   call.window_left = self["window_size_left"].toSymInt();
@@ -64,18 +67,22 @@ namespace {
   "Tensor? attn_bias=None, Tensor? attn_mask=None, Tensor? learnable_sink=None, Tensor? key_begin=None, " \
   "Tensor? key_end=None"
 
+/// Of operators with k and v; forward only.
+#define STORAGE_ARGUMENTS "Tensor? block_table=None, Tensor? leftpad_k=None, Tensor? seqused_k=None, int num_splits=0"
+
+#define PUBLIC_RESULTS ") -> (Tensor out, Tensor softmax_lse, Tensor S_dmask)"
+
 /// What follows the tensors in the public operators.
 #define PUBLIC_ARGUMENTS                                                                                    \
   "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, " \
   "float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right, float softcap, "    \
-  "Tensor? alibi_slopes, bool deterministic, bool return_softmax, " SCORE_ARGUMENTS                         \
-  ") -> (Tensor out, Tensor softmax_lse, Tensor S_dmask)"
+  "Tensor? alibi_slopes, bool deterministic, bool return_softmax, " SCORE_ARGUMENTS
 
 void define_public(torch::Library& m) {
   const std::vector<at::Tag> draws{at::Tag::nondeterministic_seeded};
-  m.def("attention(Tensor q, Tensor k, Tensor v, " PUBLIC_ARGUMENTS, draws);
-  m.def("attention_kvpacked(Tensor q, Tensor kv, " PUBLIC_ARGUMENTS, draws);
-  m.def("attention_qkvpacked(Tensor qkv, " PUBLIC_ARGUMENTS, draws);
+  m.def("attention(Tensor q, Tensor k, Tensor v, " PUBLIC_ARGUMENTS ", " STORAGE_ARGUMENTS PUBLIC_RESULTS, draws);
+  m.def("attention_kvpacked(Tensor q, Tensor kv, " PUBLIC_ARGUMENTS PUBLIC_RESULTS, draws);
+  m.def("attention_qkvpacked(Tensor qkv, " PUBLIC_ARGUMENTS PUBLIC_RESULTS, draws);
 }
 
 #undef PUBLIC_ARGUMENTS
@@ -86,7 +93,7 @@ void define_inner(torch::Library& m) {
       "attention_forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_state, "
       "SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, float softmax_scale, bool causal, "
       "SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, "
-      "bool return_softmax, " SCORE_ARGUMENTS ") -> (Tensor out, Tensor softmax_lse, Tensor S_dmask)");
+      "bool return_softmax, " SCORE_ARGUMENTS ", " STORAGE_ARGUMENTS PUBLIC_RESULTS);
   // packing 0 returns [dq, dk, dv], 1 [dq, dkv], 2 [dqkv]; then the gradients of attn_bias and learnable_sink that are
   // asked for.
   m.def(
@@ -98,6 +105,8 @@ void define_inner(torch::Library& m) {
 }
 
 #undef SCORE_ARGUMENTS
+#undef STORAGE_ARGUMENTS
+#undef PUBLIC_RESULTS
 
 /// Upstream's operators, with upstream's schemas.
 void define_raw(torch::Library& m) {
@@ -159,7 +168,6 @@ Saved read_saved(const Arguments& arguments) {
 
 /// The call of a raw forward operator.
 Call read_raw_call(const Arguments& arguments) {
-  refuse_cache_arguments(arguments.tensor("block_table"), arguments.tensor("leftpad_k"), arguments.tensor("seqused_k"));
   const Call call = arguments.call();
   check_return_softmax(call);
   return call;

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, List, Tuple
 
 import torch
-from functions import CU_K, CU_Q, FUNCTIONS, GRADS, MAX_K, MAX_Q, SAVED, Arguments, B, D, Function, H
+from functions import CU_K, CU_Q, FUNCTIONS, GRADS, MAX_K, MAX_Q, SAVED, Arguments, B, D, Function, H, Hk
 
 
 @dataclass(frozen=True)
@@ -289,17 +289,33 @@ def extras(function: Function) -> Iterator[Bad]:
     """What only the raw functions take."""
     if "return_softmax" in function.takes:
         yield Bad("return_softmax", "without dropout", lambda v: {"return_softmax": True}, ("dropout_p",))
-    for name, shape in (("block_table", (B, 1)), ("leftpad_k", (B,)), ("seqused_k", (B,))):
+    for name, most in (("leftpad_k", 6), ("seqused_k", 6)):
         if name in function.takes:
-            yield Bad(
-                name,
-                "given",
-                lambda v, n=name, s=shape: {n: torch.zeros(s, dtype=torch.int32)},
-                ("None",),
-                (NotImplementedError,),
-            )
+
+            def put(*values, name=name, dtype=torch.int32):
+                return lambda _: {name: torch.tensor(values, dtype=dtype)}
+
+            yield Bad(name, "dtype int64", put(1, 1, dtype=torch.int64), ("int64", "int32"))
+            yield Bad(name, "another batch size", put(1, 1, 1), (r"\(B,\)", r"\(3\)"))
+            yield Bad(name, "negative", put(1, -2), ("-2",))
+            yield Bad(name, "beyond the sequence", put(1, most + 1), (rf"\b{most}\b", rf"\b{most + 1}\b"))
+    if "block_table" in function.takes:
+        pages = {"k": torch.zeros(5, 4, Hk, D), "v": torch.zeros(5, 4, Hk, D)}
+
+        def table(*rows, dtype=torch.int32):
+            return lambda _: {**pages, "block_table": torch.tensor(rows, dtype=dtype)}
+
+        yield Bad("block_table", "dtype int64", table((0, 1), (2, 3), dtype=torch.int64), ("int64", "int32"))
+        yield Bad("block_table", "another batch size", table((0, 1)), (r"\(B, max_pages\)", r"\(1, 2\)"))
+        yield Bad("block_table", "a page that is not there", table((0, 1), (5, 3)), (r"from 0 to 4", r"= 5\b"))
+        yield Bad("block_table", "a negative page", table((0, -1), (2, 3)), (r"from 0 to 4", "-1"))
+        yield Bad("block_table", "too few pages", table((0,), (1,)), (r"\b6 slots", r"1 pages of 4"))
+        yield Bad(
+            "block_table", "keys without pages", lambda v: {"block_table": torch.zeros(B, 2).int()}, ("num_pages",)
+        )
     if "num_splits" in function.takes:
-        yield Bad("num_splits", "2", lambda v: {"num_splits": 2}, (r"\b2\b", r"\b0\b"), (NotImplementedError,))
+        for splits in (-1, 129):
+            yield Bad("num_splits", str(splits), lambda v, n=splits: {"num_splits": n}, (rf"{splits}\b", "0 to 128"))
     if "generator" in function.takes:
         # Checked first: everything else may be wrong too.
         yield Bad(

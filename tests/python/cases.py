@@ -83,6 +83,10 @@ class Case:
                 parts.append(f.name if value is True else f"{f.name}={value}".replace(" ", ""))
         return "-".join(parts)
 
+    def upstream(self) -> Case:
+        """The case without what upstream lacks."""
+        return replace(self, bias=None, bias_dtype=None, mask=None, sink=False, bounds=None, lse_gradient=False)
+
     def features(self) -> List[str]:
         """Rows of the support matrix that this case proves when forward and backward agree with the oracle."""
         both = ["varlen" if self.varlen else "dense"]

@@ -21,9 +21,9 @@ def grid(device: str):
     if device == "simulated":
         return gpu_cases.committed()
     wide = cases.feature_cases() + cases.lone_feature_cases() + cases.head_dim_cases(True) + cases.head_dim_cases(False)
-    there = [c for c in wide if c.dtype != "fp64" and max(c.D, c.head_dim_v) <= 256]
+    there = [c.upstream() for c in wide if c.dtype != "fp64" and max(c.D, c.head_dim_v) <= 256]
     small = dict.fromkeys(case for case, _ in gpu_cases.committed())
-    return [(case, Device("cuda")) for case in (*small, *there)]
+    return [(case, Device("cuda")) for case in dict.fromkeys((*small, *there))]
 
 
 def pytest_generate_tests(metafunc):
@@ -49,6 +49,67 @@ def test_committed_list_is_generated():
     for (a, values_a), (b, values_b) in itertools.combinations(gpu_cases.FACTORS.items(), 2):
         for x, y in itertools.product(values_a, values_b):
             assert any(row[a] == x and row[b] == y for row in rows) or not gpu_cases.allowed({a: x, b: y}), (a, x, b, y)
+
+
+LACKING = {
+    "attn_bias": {"attn_bias": torch.zeros(1, 1, 1, 9)},
+    "attn_mask": {"attn_mask": torch.ones(1, 9).bool()},
+    "learnable_sink": {"learnable_sink": torch.zeros(2)},
+    "key_begin and key_end": {"key_end": torch.ones(1, 7).int()},
+}
+SERVING = ("kv-cache: append and rotary", "kv-cache: paged", "kv-cache: cache_batch_idx", "kv-cache: cache_leftpad",
+           "split-KV")  # fmt: skip
+
+
+def missing(target, *rows):
+    return pytest.mark.feature(*rows, dtype="*", backend=Device(target).backend, missing=True)
+
+
+@pytest.mark.parametrize(
+    "target, name",
+    [
+        pytest.param(t, n, marks=missing(t, f"{n} forward", f"{n} backward"))
+        for t, n in itertools.product(SIMULATED, LACKING)
+    ],
+)
+def test_lacking_score_tables(target, name):
+    """Refused by name on a GPU, never ignored."""
+    q, k = torch.zeros(1, 7, 2, 16), torch.zeros(1, 9, 2, 16)
+    with Device(target).scope(), pytest.raises(NotImplementedError, match=f"GPU backend does not support {name}"):
+        flash_attn.flash_attn_func(q, k, k, **LACKING[name])
+
+
+@pytest.mark.parametrize("target", [pytest.param(t, marks=missing(t, "gradient of softmax_lse")) for t in SIMULATED])
+def test_lacking_lse_gradient(target):
+    q = torch.zeros(1, 7, 2, 16, requires_grad=True)
+    with Device(target).scope():
+        lse = flash_attn.flash_attn_func(q, q, q, return_attn_probs=True)[1]
+        with pytest.raises(NotImplementedError, match="gradient of softmax_lse"):
+            lse.sum().backward()
+
+
+@pytest.mark.parametrize("target", [pytest.param(t, marks=missing(t, *SERVING)) for t in SIMULATED])
+def test_lacking_kv_cache(target):
+    cache = torch.ones(1, 16, 2, 16)
+    with Device(target).scope(), pytest.raises(NotImplementedError, match="flash_attn_with_kvcache"):
+        flash_attn.flash_attn_with_kvcache(cache[:, :1], cache, cache, cache[:, :1] * 2, cache[:, :1], cache_seqlens=3)
+    assert (cache == 1).all()
+
+
+@pytest.mark.parametrize(
+    "target, name, row",
+    [
+        pytest.param(t, n, r, marks=missing(t, r))
+        for t in SIMULATED
+        for n, r in (("block_table", "paged varlen forward"), ("seqused_k", "seqused_k, leftpad_k in varlen"))
+    ],
+)
+def test_lacking_key_storage(target, name, row):
+    q, cu = torch.zeros(4, 2, 16), torch.tensor([0, 4], dtype=torch.int32)
+    k = torch.zeros(2, 4, 2, 16) if name == "block_table" else q
+    value = torch.zeros((1, 1) if name == "block_table" else 1, dtype=torch.int32)
+    with Device(target).scope(), pytest.raises(NotImplementedError, match=f"GPU backend does not support {name}"):
+        flash_attn.flash_attn_varlen_func(q, k, k, cu, cu, 4, 4, **{name: value})
 
 
 @pytest.mark.parametrize("target", SIMULATED)

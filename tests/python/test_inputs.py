@@ -69,12 +69,6 @@ def test_window_size_needs_two_items(window):
     assert repr(window) in str(caught.value)
 
 
-def test_block_table_of_the_public_function():
-    q, cu = torch.zeros(4, 2, 16), torch.tensor([0, 4], dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match="block_table"):
-        flash_attn.flash_attn_varlen_func(q, q, q, cu, cu, 4, 4, block_table=torch.zeros(1, 1, dtype=torch.int32))
-
-
 def test_head_dim_of_block_size():
     assert interface._get_block_size_n(torch.device("cpu"), 576, True, False) >= 1
     with pytest.raises(AssertionError, match="577.*576"):

@@ -14,7 +14,6 @@ from cases import Case
 from functions import FUNCTIONS, good_arguments
 from functions import raw_module as module
 
-import flash_attn
 from flash_attn import flash_attn_interface as interface
 
 pytestmark = pytest.mark.second_torch
@@ -199,43 +198,19 @@ def test_gradient_buffers_may_be_none(missing):
     assert all(values[n] is None or torch.equal(values[n], x) for n, x in expected.items())
 
 
-MISSING_CALLS = {
-    "kv-cache: append and rotary": dict(k=1, v=1, rotary_cos=1, rotary_sin=1, cache_seqlens=3),
-    "kv-cache: paged": dict(block_table=1),
-    "kv-cache: cache_batch_idx": dict(cache_batch_idx=1),
-    "kv-cache: cache_leftpad": dict(cache_leftpad=1),
-    "split-KV": dict(num_splits=4),
-}
-
-
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-@pytest.mark.parametrize("row", [pytest.param(r, marks=pytest.mark.feature(r, missing=True)) for r in MISSING_CALLS])
-def test_kv_cache_is_missing(row, dtype):
-    """Not there yet: the call says so in a sentence, whatever the arguments."""
-    cache = torch.zeros(1, 8, 2, 16, dtype=harness.TORCH_DTYPES[dtype])
-    kwargs = {n: cache[:, :1] if x == 1 else x for n, x in MISSING_CALLS[row].items()}
-    with pytest.raises(NotImplementedError, match="flash_attn_with_kvcache"):
-        flash_attn.flash_attn_with_kvcache(cache[:, :1], cache, cache, **kwargs)
-    with pytest.raises(NotImplementedError, match="fwd_kvcache"):
-        module.fwd_kvcache(*[None] * 20)
-
-
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(["block_table"], marks=pytest.mark.feature("paged varlen forward", missing=True)),
-        pytest.param(
-            ["seqused_k", "leftpad_k"], marks=pytest.mark.feature("seqused_k, leftpad_k in varlen", missing=True)
-        ),
-    ],
-    ids=str,
-)
-def test_varlen_cache_arguments_are_missing(arguments, dtype):
-    """Refused by name in both raw forms, never ignored."""
-    for function in (f for f in FUNCTIONS if "block_table" in f.takes):
-        for name in arguments:
-            values = good_arguments(function)
-            values.update({n: x.to(harness.TORCH_DTYPES[dtype]) for n, x in values.items() if n in ("q", "k", "v")})
-            with pytest.raises(NotImplementedError, match=name):
-                function.call({**values, name: torch.zeros(2, 1, dtype=torch.int32)})
+@pytest.mark.parametrize("num_splits", (0, 1, 2))
+def test_num_splits_of_paged_varlen(num_splits):
+    """Upstream's rule: the default equals 0 to the bit, more than one split is refused with pages."""
+    q, pages = torch.randn(3, 4, 64), torch.randn(4, 256, 2, 64)
+    cu = torch.tensor([0, 1, 2, 3], dtype=torch.int32)
+    used = torch.tensor([100, 256, 7], dtype=torch.int32)
+    table = torch.tensor([[2], [0], [3]], dtype=torch.int32)
+    arguments = (q, pages, pages, None, cu, cu, used, None, table, None, 1, 256, 0.0, 0.125, False, False, -1, 0, 0.0,
+                 False, None)  # fmt: skip
+    expected = module.varlen_fwd(*arguments)
+    if num_splits > 1:
+        with pytest.raises(RuntimeError, match="num_splits > 1 is not supported"):
+            module.varlen_fwd(*arguments, num_splits)
+    else:
+        assert torch.equal(module.varlen_fwd(*arguments, num_splits)[0], expected[0])
+        assert torch.isfinite(expected[0]).all()

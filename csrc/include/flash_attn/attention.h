@@ -90,6 +90,14 @@ struct AttentionProblem {
   TensorView attn_mask;  ///< boolean (one byte, nonzero keeps): (B,Sk), (B,Sq,Sk) or (B,H,Sq,Sk), each dimension or 1.
   TensorView key_begin;  ///< int32 (B|1,Sq) or (B|1,H|1,Sq), varlen (Tq) or (H|1,Tq): the row sees no key before it.
   TensorView key_end;    ///< Likewise: the row sees no key from it on. Any number is accepted.
+  // Where keys are stored, forward only. Slots of sequence b are its rows of k and v, in the order of its pages.
+  TensorView block_table;  ///< int32 (B,max_pages), last stride 1: k (num_pages,page,Hk,D), v (num_pages,page,Hk,Dv),
+                           ///< and page n of sequence b is block_table[b][n]. Dense: Sk = max_pages * page.
+  TensorView cache_batch_idx;  ///< int32 (B), contiguous, dense: the batch element of k and v that sequence b reads.
+  TensorView seqused_k;        ///< int32 (B), contiguous: slots of sequence b that hold keys.
+  TensorView leftpad_k;        ///< int32 (B), contiguous: slots before the first key; Sk of b is seqused_k - leftpad_k.
+  std::int64_t num_splits = 0;  ///< 0 to 128: in how many ranges keys may be taken, 0 if the backend is to choose.
+
   TensorView learnable_sink;  ///< dtype of q or fp32, (H), contiguous: one more logit, whose value is zero.
 };
 
@@ -113,6 +121,19 @@ struct BackwardArgs {
   TensorView dlse;        ///< Optional gradient of lse: dtype, shape and layout of lse. Ignored where lse is infinite.
   TensorView dbias;       ///< Optional: dtype and shape of attn_bias, last stride 1. Summed where that is broadcast.
   TensorView dsink;       ///< Optional: dtype and shape of learnable_sink, contiguous.
+};
+
+/// Attention over a cache that new keys and values are appended to first. Dense q. Of `problem`, k and v are the caches
+/// and seqused_k holds the lengths before appending; the new keys count as the last ones.
+struct CacheArgs {
+  AttentionProblem problem;
+  TensorView k_new, v_new;            ///< (B,Snew,Hk,D), (B,Snew,Hk,Dv), or neither. Need seqused_k. Written to slots
+                                      ///< seqused_k[b] .. seqused_k[b]+Snew-1; of equal slots the last b wins.
+  TensorView rotary_cos, rotary_sin;  ///< dtype of q, (positions,R/2), contiguous, with k_new: rotates the first R
+                                      ///< features of q and k_new. A key's position is its slot; query row i is at
+                                      ///< seqused_k[b] + i, without causal and window all rows at seqused_k[b].
+  bool rotary_interleaved = true;     ///< Pairs of features (0,1), (2,3), ..., else (i, i + R/2).
+  TensorView out, lse;                ///< As in ForwardArgs.
 };
 
 class GpuRuntime;  // flash_attn/gpu.h
@@ -139,6 +160,7 @@ FLASH_ATTN_API Executor default_executor(int num_threads = 0);
 
 /// Throws Error before any memory is touched. A call with B = 0 is an error, Sq = 0, Sk = 0, Tq = 0 or Tk = 0 is not.
 FLASH_ATTN_API void attention_forward(const ForwardArgs& args, const Executor& executor);
+FLASH_ATTN_API void attention_with_cache(const CacheArgs& args, const Executor& executor);
 FLASH_ATTN_API void attention_backward(const BackwardArgs& args, const Executor& executor);
 
 /// What calls on the CPU check of cu_seqlens_q (`queries`) or cu_seqlens_k and calls on a GPU, which do not wait to
