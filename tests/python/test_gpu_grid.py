@@ -79,15 +79,6 @@ def test_lacking_score_tables(target, name):
         flash_attn.flash_attn_func(q, k, k, **LACKING[name])
 
 
-@pytest.mark.parametrize("target", [pytest.param(t, marks=missing(t, "gradient of softmax_lse")) for t in SIMULATED])
-def test_lacking_lse_gradient(target):
-    q = torch.zeros(1, 7, 2, 16, requires_grad=True)
-    with Device(target).scope():
-        lse = flash_attn.flash_attn_func(q, q, q, return_attn_probs=True)[1]
-        with pytest.raises(NotImplementedError, match="gradient of softmax_lse"):
-            lse.sum().backward()
-
-
 @pytest.mark.parametrize("target", [pytest.param(t, marks=missing(t, *SERVING)) for t in SIMULATED])
 def test_lacking_kv_cache(target):
     cache = torch.ones(1, 16, 2, 16)

@@ -39,7 +39,7 @@ def test_race_condition(Sq, Sk, D, causal, dropout_p):
 
 
 def test_two_streams():
-    """Calls run on torch's current stream: work queued there before them is seen, and streams do not wait for each other."""
+    """Calls run on the current stream: work queued there before is seen, and streams do not wait for each other."""
     leaves = [inputs(2, 512, 512, 4, 64, seed=n) for n in range(2)]
     expected = [attend(x, causal=True) for x in leaves]
     streams = [torch.cuda.Stream() for _ in leaves]

@@ -97,6 +97,8 @@ struct Fma {
   }
   template <class Columns>
   FA_DEVICE static void accumulate(Accumulator& o, const Columns& columns, const Weights& weights) {
+    // A step is summed by itself: one long chain of fp32 additions would round more than plain matrix products do.
+    Accumulator part = zero();
     FA_UNROLL
     for (int row = 0; row < kRowStep; ++row) {
       FA_UNROLL
@@ -106,11 +108,13 @@ struct Fma {
         for (int slot = 0; slot < kKeptPerLane; ++slot) FA_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int r = run * kPack + slot * 4 + i;
-          o[r] = fma(x[i], weights.of[slot][row], o[r]);
+          part[r] = fma(x[i], weights.of[slot][row], part[r]);
         }
       }
-      if (row % 4 == 3) complete(o);
+      if (row % 4 == 3) complete(part);
     }
+    FA_UNROLL
+    for (int r = 0; r < kRegisters; ++r) o[r] += part[r];
   }
 
  private:

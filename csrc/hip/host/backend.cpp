@@ -97,8 +97,6 @@ class GpuBackend final : public Backend {
   void backward(const BackwardProblem& b, const Executor& executor) const override {
     const Problem& p = b.problem;
     require_supported(p);
-    if (b.dlse)
-      throw NotSupported("flash_attn: the GPU backend does not support a gradient of softmax_lse yet; detach it");
     const GpuQueue& queue = executor.gpu;
     GpuRuntime& runtime = runtime_of(queue);
     BackwardArgs args = backward_args(b);
