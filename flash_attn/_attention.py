@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn import _raw  # loads the binding, which registers torch.ops.flash_attn  # noqa: F401
+from flash_attn import _native, _raw  # loads the binding, which registers torch.ops.flash_attn  # noqa: F401
 
 _attention = torch.ops.flash_attn.attention.default
 _attention_kvpacked = torch.ops.flash_attn.attention_kvpacked.default
@@ -50,6 +50,15 @@ def scale_or_default(softmax_scale, packed_or_q):
         return softmax_scale
     has_head_dim = isinstance(packed_or_q, torch.Tensor) and packed_or_q.dim() > 0 and packed_or_q.shape[-1] > 0
     return packed_or_q.shape[-1] ** -0.5 if has_head_dim else 1.0
+
+
+def _check_lengths(lengths, q, k):
+    """Raises RuntimeError unless cu_seqlens describe the packed rows of q and of k (None: pages, which have none)."""
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
+    check = _native.load()._check_lengths
+    check(cu_seqlens_q, True, q.shape[0], as_int(max_seqlen_q))
+    if k is not None:
+        check(cu_seqlens_k, False, k.shape[0], as_int(max_seqlen_k))
 
 
 def _attend(
@@ -228,6 +237,7 @@ def flash_attn_varlen_func(
     seqused_k=None,
     leftpad_k=None,
     num_splits=0,
+    check_inputs=False,
 ):
     """Attention within each sequence of a packed batch: q (Tq,H,D), k (Tk,Hk,D), v (Tk,Hk,Dv) -> out (Tq,H,Dv).
 
@@ -243,6 +253,8 @@ def flash_attn_varlen_func(
 
     seqused_k, leftpad_k: int32 (B): of sequence b only keys leftpad_k[b] to seqused_k[b] - 1 are there. No gradient.
     num_splits: 0 to 128, in how many ranges keys may be taken; never changes what is computed.
+    check_inputs: read cu_seqlens and raise RuntimeError when they do not describe the packed rows. Calls on the CPU always
+        do; on a GPU that waits for what is queued, and calls without it clamp the lengths to the tensors.
 
     With return_attn_probs: (out, softmax_lse (H,Tq), S_dmask (B,H,max_seqlen_q,max_seqlen_k)).
     The other arguments, dtypes and errors: see `flash_attn_func`; Sq and Sk are each sequence's own lengths.
@@ -251,6 +263,8 @@ def flash_attn_varlen_func(
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
     storage = (block_table, leftpad_k, seqused_k, num_splits)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if check_inputs:
+        _check_lengths(lengths, q, k if block_table is None else None)
     return _attend(_attention, (q, k, v), lengths, *options, *scores, *storage)
 
 
@@ -274,13 +288,15 @@ def flash_attn_varlen_kvpacked_func(
     learnable_sink=None,
     key_begin=None,
     key_end=None,
+    check_inputs=False,
 ):
     """`flash_attn_varlen_func` of q (Tq,H,D) and kv (Tk,2,Hk,D), keys then values: out (Tq,H,D)."""
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
-    return _attend(
-        _attention_kvpacked, (q, kv), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), *options, *scores
-    )
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if check_inputs:
+        _check_lengths(lengths, q, kv)
+    return _attend(_attention_kvpacked, (q, kv), lengths, *options, *scores)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -300,8 +316,12 @@ def flash_attn_varlen_qkvpacked_func(
     learnable_sink=None,
     key_begin=None,
     key_end=None,
+    check_inputs=False,
 ):
     """`flash_attn_varlen_func` of qkv (T,3,H,D), queries, keys, values, with cu_seqlens for both: out (T,H,D)."""
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
-    return _attend(_attention_qkvpacked, (qkv,), (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), *options, *scores)
+    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    if check_inputs:
+        _check_lengths(lengths, qkv, qkv)
+    return _attend(_attention_qkvpacked, (qkv,), lengths, *options, *scores)

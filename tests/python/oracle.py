@@ -178,7 +178,9 @@ def run(
         if dlse is not None:
             outputs.append(result.lse.masked_fill(torch.isinf(result.lse), 0.0))
             weights.append(dlse.to(arith.compute))
-        result.grads = torch.autograd.grad(outputs, leaves, weights)
+        # Where no row sees a key the LSE is a constant.
+        moving = [n for n, x in enumerate(outputs) if x.requires_grad]
+        result.grads = torch.autograd.grad([outputs[n] for n in moving], leaves, [weights[n] for n in moving])
     return Result(result.out.detach(), result.lse.detach(), in_order(result.probs, 2, 3), result.grads)
 
 
