@@ -253,8 +253,8 @@ def flash_attn_varlen_func(
 
     seqused_k, leftpad_k: int32 (B): of sequence b only keys leftpad_k[b] to seqused_k[b] - 1 are there. No gradient.
     num_splits: 0 to 128, in how many ranges keys may be taken; never changes what is computed.
-    check_inputs: read cu_seqlens and raise RuntimeError when they do not describe the packed rows. Calls on the CPU always
-        do; on a GPU that waits for what is queued, and calls without it clamp the lengths to the tensors.
+    check_inputs: read cu_seqlens and raise RuntimeError when they do not describe the packed rows. Calls on the CPU
+        always do; on a GPU that waits for what is queued, and calls without it clamp the lengths to the tensors.
 
     With return_attn_probs: (out, softmax_lse (H,Tq), S_dmask (B,H,max_seqlen_q,max_seqlen_k)).
     The other arguments, dtypes and errors: see `flash_attn_func`; Sq and Sk are each sequence's own lengths.
