@@ -4,7 +4,7 @@
     tools/kernel_model.py MODEL [--check] [FOLDER]
 
 MODEL is the path of amd_loop_model.py, which is not part of this repository: it replays a main loop from its code
-object, `MODEL --json --kernel NAME FILE`. FOLDER (default build/kernels) is what tools/build_kernels.py wrote. The text
+object, `MODEL --json --kernel NAME FILE`. FOLDER (default build/dev/kernels) is `kernels` of a build tree. The text
 between the two markers of the document is replaced; --check fails instead when a kernel that the document promises a
 share of busy matrix clocks for is below it.
 """
@@ -100,7 +100,7 @@ def main() -> int:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=pathlib.Path)
-    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=kernel_report.ROOT / "build" / "kernels")
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=kernel_report.ROOT / "build" / "dev" / "kernels")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     rows = kernel_report.report(args.folder)
