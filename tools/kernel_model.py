@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/amd-kernels.md: what a timing model says of the CDNA kernels' main loops.
 
-    tools/kernel_model.py MODEL [--check] [FOLDER]
+    tools/kernel_model.py [--check] MODEL [FOLDER]
 
 MODEL is the path of amd_loop_model.py, which is not part of this repository: it replays a main loop from its code
 object, `MODEL --json --kernel NAME FILE`. FOLDER (default build/dev/kernels) is `kernels` of a build tree. The text
@@ -100,7 +100,9 @@ def main() -> int:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=pathlib.Path)
-    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=kernel_report.ROOT / "build" / "dev" / "kernels")
+    parser.add_argument(
+        "folder", nargs="?", type=pathlib.Path, default=kernel_report.ROOT / "build" / "dev" / "kernels"
+    )
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     rows = kernel_report.report(args.folder)
