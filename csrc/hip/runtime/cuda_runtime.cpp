@@ -13,6 +13,8 @@ class CudaRuntime final : public GpuRuntime {
     bind(get_device_, "cuDeviceGet");
     bind(get_attribute_, "cuDeviceGetAttribute");
     bind(retain_context_, "cuDevicePrimaryCtxRetain");
+    bind(get_current_, "cuCtxGetCurrent");
+    bind(set_current_, "cuCtxSetCurrent");
     bind(push_, "cuCtxPushCurrent_v2");
     bind(pop_, "cuCtxPopCurrent_v2");
     bind(set_function_attribute_, "cuFuncSetAttribute");
@@ -45,15 +47,19 @@ class CudaRuntime final : public GpuRuntime {
     return handle;
   }
 
-  // The primary context, which is torch's and the CUDA runtime's.
+  // The primary context, which is torch's and the CUDA runtime's. A thread without one keeps it, as after a call of the
+  // CUDA runtime.
   Handle enter(int device) override {
     const Handle context = context_of(device);
-    check(push_(context), std::string("selecting GPU ") + std::to_string(device));
-    return nullptr;
+    Handle current = nullptr;
+    check(get_current_(&current), "asking for the current GPU");
+    if (current == context) return nullptr;
+    check(current ? push_(context) : set_current_(context), std::string("selecting GPU ") + std::to_string(device));
+    return current;
   }
-  void leave(Handle) noexcept override {
+  void leave(Handle previous) noexcept override {
     Handle context = nullptr;
-    pop_(&context);
+    if (previous) pop_(&context);
   }
 
   Handle context_of(int device) {
@@ -73,6 +79,8 @@ class CudaRuntime final : public GpuRuntime {
   Status (*get_device_)(int*, int) = nullptr;
   Status (*get_attribute_)(int*, int attribute, int device) = nullptr;
   Status (*retain_context_)(Handle*, int) = nullptr;
+  Status (*get_current_)(Handle*) = nullptr;
+  Status (*set_current_)(Handle) = nullptr;
   Status (*push_)(Handle) = nullptr;
   Status (*pop_)(Handle*) = nullptr;
   Status (*set_function_attribute_)(Handle, int attribute, int value) = nullptr;

@@ -61,7 +61,7 @@ class GpuRuntime {
   virtual const char* api_name() const = 0;
   virtual std::string error_text(Status status) const = 0;
   virtual GpuDevice query(int device) = 0;
-  // Makes `device` current for this thread; leave() undoes it with what enter() returned.
+  // Makes `device` current for this thread; leave() undoes it, by what enter() returned.
   virtual Handle enter(int device) = 0;
   virtual void leave(Handle previous) noexcept = 0;
   virtual void allow_lds(Handle function, int bytes, const char* kernel) = 0;
