@@ -90,7 +90,13 @@ def test_batches_at_an_offset_in_one_cache(flash):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(torch.float16, marks=pytest.mark.requires_torch(2, 4, "nn.Linear in fp16 on the CPU came later")),
+        torch.bfloat16,
+    ],
+)
 def test_half_precision_and_a_given_cache(dtype):
     module = MHA(E, H, causal=True, layer_idx=0, use_flash_attn=True, rotary_emb_dim=16, dtype=dtype).eval()
     x = torch.randn(B, S, E).to(dtype)
