@@ -34,6 +34,7 @@ try:
         flash_attn_varlen_qkvpacked_func,
         flash_attn_with_kvcache,
     )
+    from flash_attn.modules.flash_attention import FlashAttention
 except ImportError:
     # The report exists to say what is wrong with an installation, so it must not fail with it.
     if not _is_environment_report():

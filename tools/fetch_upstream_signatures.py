@@ -1,4 +1,4 @@
-"""Writes the table of upstream's signatures that tests/python/test_signatures.py compares this package with.
+"""Writes the tables of upstream's signatures that tests/python/test_signatures*.py compare this package with.
 
     python tools/fetch_upstream_signatures.py                  # fetches the source distribution with pip
     python tools/fetch_upstream_signatures.py --sdist FILE     # reads that file
@@ -22,7 +22,26 @@ import tempfile
 
 VERSION = "2.8.3"
 MODULES = ("flash_attn_interface", "bert_padding")
-TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "data", "upstream_signatures.json")
+# Modules around attention, of which functions and modules count and autograd classes and kernels do not.
+LAYERS = (
+    "layers.patch_embed",
+    "layers.rotary",
+    "losses.cross_entropy",
+    "modules.block",
+    "modules.mha",
+    "modules.mlp",
+    "ops.activations",
+    "ops.fused_dense",
+    "ops.layer_norm",
+    "ops.rms_norm",
+    "ops.triton.cross_entropy",
+    "ops.triton.layer_norm",
+    "ops.triton.rotary",
+    "utils.distributed",
+)
+DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "data")
+TABLE = os.path.join(DATA, "upstream_signatures.json")
+LAYERS_TABLE = os.path.join(DATA, "upstream_layer_signatures.json")
 
 
 def download(folder: str) -> str:
@@ -38,14 +57,15 @@ def download(folder: str) -> str:
 
 
 def parameters(arguments: ast.arguments) -> list:
-    """One item per parameter: ["q"], or with the source of its default ["window_size", "(-1, -1)"]."""
+    """One item per parameter: ["q"], or with the source of its default ["window_size", "(-1, -1)"]; then ["*args"]."""
     positional = [*arguments.posonlyargs, *arguments.args]
-    if arguments.kwonlyargs or arguments.kwarg:
+    if arguments.kwonlyargs:
         raise ValueError(f"keyword-only parameters are not expected: {ast.unparse(arguments)}")
     required = len(positional) - len(arguments.defaults)
     defaults = [[] for _ in range(required)] + [[ast.unparse(default)] for default in arguments.defaults]
     listed = [[argument.arg, *default] for argument, default in zip(positional, defaults)]
-    return listed + ([["*" + arguments.vararg.arg]] if arguments.vararg else [])
+    listed += [["*" + arguments.vararg.arg]] if arguments.vararg else []
+    return listed + ([["**" + arguments.kwarg.arg]] if arguments.kwarg else [])
 
 
 def module_signatures(source: str) -> dict:
@@ -57,6 +77,22 @@ def module_signatures(source: str) -> dict:
         elif isinstance(node, ast.ClassDef):
             (forward,) = [f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "forward"]
             table[node.name + ".apply"] = parameters(forward.args)[1:]
+    return table
+
+
+def layer_signatures(source: str) -> dict:
+    """Public functions by name, without device code, and __init__ and forward of torch modules, without self."""
+    table = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            if not any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list):
+                table[node.name] = parameters(node.args)
+        elif isinstance(node, ast.ClassDef) and not any("Function" in ast.unparse(base) for base in node.bases):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and (
+                    method.name == "__init__" or not method.name.startswith("_")
+                ):
+                    table[f"{node.name}.{method.name}"] = parameters(method.args)[1:]
     return table
 
 
@@ -81,19 +117,30 @@ def exported_names(source: str) -> list:
     return sorted(alias.name for node in imports for alias in node.names)
 
 
+def reader(archive: tarfile.TarFile):
+    """Source text of a module of the source distribution, by its dotted name inside the package."""
+    return lambda module: (
+        archive.extractfile(f"flash_attn-{VERSION}/flash_attn/{module.replace('.', '/')}.py").read().decode()
+    )
+
+
 def read_signatures(sdist: str) -> dict:
-    """The table of a source distribution."""
+    """The table of attention's modules."""
     with tarfile.open(sdist) as archive:
-
-        def source(module):
-            return archive.extractfile(f"flash_attn-{VERSION}/flash_attn/{module}.py").read().decode()
-
+        source = reader(archive)
         return {
             "version": VERSION,
             "exports": exported_names(source("__init__")),
             "names": {module: assigned_names(source(module)) for module in MODULES},
             **{module: module_signatures(source(module)) for module in MODULES},
         }
+
+
+def read_layer_signatures(sdist: str) -> dict:
+    """The table of the modules around attention."""
+    with tarfile.open(sdist) as archive:
+        source = reader(archive)
+        return {module: layer_signatures(source(module)) for module in LAYERS}
 
 
 def main() -> None:
@@ -106,10 +153,12 @@ def main() -> None:
         print(download(options.download))
         return
     with tempfile.TemporaryDirectory() as folder:
-        table = read_signatures(options.sdist or download(folder))
-    with open(TABLE, "w", encoding="utf-8") as file:
-        file.write(render(table))
-    print(os.path.normpath(TABLE))
+        sdist = options.sdist or download(folder)
+        tables = {TABLE: read_signatures(sdist), LAYERS_TABLE: read_layer_signatures(sdist)}
+    for path, table in tables.items():
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(render(table))
+        print(os.path.normpath(path))
 
 
 def render(table: dict) -> str:

@@ -90,7 +90,8 @@ def apply_rotary_emb(
 ):
     """Rotates x (B,S,H,D), or (T,H,D) with cu_seqlens and max_seqlen; arguments as in `apply_rotary`.
 
-    inplace: the result is x's memory. Use the result: it carries the gradient, x only the values.
+    inplace: the result is x's memory. Use the result: it carries the gradient, x only the values. An operation that
+        has saved x for its own backward then has a wrong one; autograd notices unless x is a view.
     """
     return ApplyRotaryEmb.apply(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
 
@@ -176,6 +177,7 @@ def apply_rotary_emb_qkv_(
 
     qkv: (B,S,3,H,D), or (B,S,H+2*Hk,D) with num_heads_q = H: queries, keys, values. Any strides.
     cos_k, sin_k: tables of the keys where they differ from those of the queries (xPos).
+    In place as in `apply_rotary_emb`, with qkv as a view.
     """
     return ApplyRotaryEmbQKV_.apply(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, num_heads_q)
 

@@ -13,9 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-# Their names before torch 2.0.
-_all_gather_into = getattr(dist, "all_gather_into_tensor", None) or dist._all_gather_base
-_reduce_scatter_into = getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
+
+def _first_of(*names):
+    """The collective under the newest of its names that this torch has; torch 2.13 warns of the one before."""
+    return next(getattr(dist, name) for name in names if hasattr(dist, name))
+
+
+_all_gather_into = _first_of("all_gather_single", "all_gather_into_tensor", "_all_gather_base")
+_reduce_scatter_into = _first_of("reduce_scatter_single", "reduce_scatter_tensor", "_reduce_scatter_base")
 
 
 def all_gather_raw(input_: Tensor, process_group: ProcessGroup, async_op: bool = False):

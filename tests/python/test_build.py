@@ -134,5 +134,13 @@ def test_source_distribution_has_what_a_build_needs(tmp_path):
     sources = [p.relative_to(ROOT) for folder in ("csrc", "cmake", "flash_attn") for p in (ROOT / folder).rglob("*.*")]
     wanted = {p.as_posix() for p in sources if p.suffix in (".h", ".cpp", ".txt", ".cmake", ".in", ".py")}
     assert wanted <= names, wanted - names
-    assert {"CMakeLists.txt", "setup.py", "pyproject.toml", "LICENSE", "README.md", "flash_attn_2_cuda.py"} <= names
+    assert {
+        "CMakeLists.txt",
+        "setup.py",
+        "pyproject.toml",
+        "LICENSE",
+        "README.md",
+        "flash_attn_2_cuda.py",
+        "flash_attention_amd.py",
+    } <= names
     assert not [name for name in names if name.startswith("flash_attn/lib/")]

@@ -1,10 +1,9 @@
 """Rotary embedding against multiplication of complex numbers in double precision, gradients included."""
 
-import math
-
 import pytest
 import torch
 from harness import TORCH_DTYPES
+from rotation import assert_near, expected, tables
 
 import flash_attn.layers.rotary as rotary
 from flash_attn.layers.rotary import (
@@ -25,36 +24,6 @@ def seed(rng):
     pass
 
 
-def tables(positions, rotary_dim, dtype=torch.float32):
-    """cos and sin of random angles: no two positions or pairs alike."""
-    angles = 2 * math.pi * torch.rand(positions, rotary_dim // 2, dtype=torch.float64)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def expected(x, cos, sin, positions, interleaved, conjugate=False):
-    """x (...,S,H,D) with row s at positions (...,S), in fp64; rows without a table row stay."""
-    x, cos, sin = x.double(), cos.double(), sin.double()
-    R = 2 * cos.shape[-1]
-    factors = torch.complex(cos, -sin if conjugate else sin)
-    there = (positions >= 0) & (positions < len(cos))
-    factors = torch.where(
-        there[..., None], factors[positions.clamp(0, len(cos) - 1)], torch.ones((), dtype=factors.dtype)
-    )
-    first, second = (range(0, R, 2), range(1, R, 2)) if interleaved else (range(R // 2), range(R // 2, R))
-    turned = torch.complex(x[..., list(first)], x[..., list(second)]) * factors.unsqueeze(-2)
-    out = x.clone()
-    out[..., list(first)], out[..., list(second)] = turned.real, turned.imag
-    return out
-
-
-def assert_near(actual, reference):
-    """The contract's rule: the tolerance is the rounding of the dtype at the size of the values."""
-    rounded = reference.to(actual.dtype)
-    atol = 2 * ((rounded + 0.3 - 0.3) - rounded).abs().max().item()
-    torch.testing.assert_close(actual.double(), reference, rtol=1e-3 if actual.dtype in HALF else 1e-6, atol=atol)
-
-
-HALF = (torch.float16, torch.bfloat16)
 OFFSETS = ["none", "int", "int32", "int64", "past the table"]
 everywhere = pytest.mark.second_torch
 
@@ -231,6 +200,43 @@ def test_gradients_to_second_order():
         assert torch.autograd.gradgradcheck(function, leaf)
 
 
+def rotated_parts(qkv, cos, sin, how):
+    """Queries and keys rotated in place as views of one tensor: siblings from split or unbind stay usable."""
+    qkv = qkv * 1.5
+    if how == "unbind":
+        q, k, v = qkv.unbind(2)
+        q, k = (apply_rotary_emb(x, cos, sin, inplace=True) for x in (q, k))
+        return torch.stack((q, k, v), dim=2)
+    q, kv = qkv.flatten(2).split([H * D, 2 * H * D], dim=-1)
+    q = apply_rotary_emb(q.unflatten(-1, (H, D)), cos, sin, inplace=True)
+    kv = apply_rotary_emb_kv_(kv.unflatten(-1, (2, H, D)), cos, sin)
+    return torch.cat((q.unsqueeze(2), kv), dim=2)
+
+
+@everywhere
+@pytest.mark.parametrize("how", ["unbind", "split"])
+def test_views_of_one_tensor_in_place(how):
+    cos, sin = tables(S, D)
+    parts = torch.randn(B, S, 3, H, D)
+    _, out, grad, wanted, wanted_grad = both(
+        parts,
+        lambda x: rotated_parts(x, cos, sin, how),
+        lambda x: torch.stack(
+            expected_qkv((x * 1.5).unbind(2), ((cos, sin), (cos, sin), None), torch.arange(S)[None], False), dim=2
+        ),
+    )
+    assert_near(out.detach(), wanted.detach())
+    assert_near(grad, wanted_grad)
+
+
+@everywhere
+def test_rotating_a_saved_tensor_in_place_is_noticed():
+    saved = torch.randn(B, S, H, D, requires_grad=True).exp()
+    rotated = apply_rotary_emb(saved, *tables(S, D), inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        rotated.sum().backward()
+
+
 @everywhere
 def test_tables_get_no_gradient():
     cos, sin = (t.requires_grad_() for t in tables(S, D))
@@ -281,93 +287,6 @@ def test_bad_packed_tensors():
         apply_rotary_emb_kv_(torch.zeros(B, S, 3, H, D), cos, sin)
 
 
-def exact_tables(positions, dim, base=10000.0, scale_base=None):
-    """(cos, sin) of queries and of keys, from the definition, in fp64."""
-    pair = torch.arange(dim // 2, dtype=torch.float64)
-    p = torch.arange(positions, dtype=torch.float64)[:, None]
-    angles = p * base ** (-2 * pair / dim)
-    scale = torch.ones(())
-    if scale_base is not None:
-        scale = ((2 * pair + 0.4 * dim) / (1.4 * dim)) ** ((p - positions // 2) / scale_base)
-    return (angles.cos() * scale, angles.sin() * scale), (angles.cos() / scale, angles.sin() / scale)
-
-
-@everywhere
-@pytest.mark.parametrize("scale_base", [None, 64.0])
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("call", ["qkv", "grouped", "q and kv", "tensor offset"])
-def test_module(scale_base, interleaved, call):
-    module = RotaryEmbedding(16, base=500.0, interleaved=interleaved, scale_base=scale_base)
-    qkv = torch.randn(B, S, 3, H, D)
-    q, k, v = qkv.unbind(2)
-    offset, length = torch.full((B,), 5) if call == "tensor offset" else 5, S + 5
-    of_queries, of_keys = exact_tables(length, 16, 500.0, scale_base)
-    positions = torch.arange(S)[None] + 5
-    wanted = [
-        expected(q, *of_queries, positions, interleaved),
-        expected(k, *of_keys, positions, interleaved),
-        v.double(),
-    ]
-    if call == "q and kv":
-        q, kv = q.clone(), qkv[:, :, 1:].clone()
-        got_q, got_kv = module(q, kv, seqlen_offset=offset)
-        assert got_q.data_ptr() == q.data_ptr() and got_kv.data_ptr() == kv.data_ptr()
-        got = torch.cat((got_q.unsqueeze(2), got_kv), dim=2)
-    elif call == "grouped":
-        got = module(qkv.flatten(2, 3), seqlen_offset=offset, num_heads_q=H).unflatten(2, (3, H))
-    else:
-        got = module(qkv, seqlen_offset=offset, max_seqlen=length if call == "tensor offset" else None)
-        assert got.data_ptr() == qkv.data_ptr()
-    torch.testing.assert_close(got.double(), torch.stack(wanted, dim=2), rtol=1e-4, atol=2e-5)
-
-
-@everywhere
-def test_module_state():
-    plain, xpos = RotaryEmbedding(8), RotaryEmbedding(8, scale_base=512.0)
-    assert not plain.state_dict() and not xpos.state_dict()
-    assert [name for name, _ in plain.named_buffers()] == ["inv_freq"]
-    assert sorted(name for name, _ in xpos.named_buffers()) == ["inv_freq", "scale"]
-    torch.testing.assert_close(plain.inv_freq, 10000.0 ** -(torch.arange(4) / 4))
-    assert plain.scale is None and plain.scale_base is None and (plain.dim, plain.base) == (8, 10000.0)
-    assert plain._cos_cached is None and plain._seq_len_cached == 0
-
-
-@everywhere
-def test_tables_grow_and_follow_dtype_and_mode():
-    module = RotaryEmbedding(8)
-    module._update_cos_sin_cache(10, dtype=torch.float32)
-    first = module._cos_cached
-    module._update_cos_sin_cache(6, dtype=torch.float32)
-    assert module._cos_cached is first and first.shape == (10, 4)
-    module._update_cos_sin_cache(12, dtype=torch.float32)
-    assert module._cos_cached.shape == (12, 4) and module._seq_len_cached == 12
-    module._update_cos_sin_cache(12, dtype=torch.bfloat16)
-    assert module._cos_cached.dtype == module._sin_cached.dtype == torch.bfloat16
-    with torch.inference_mode():
-        module(torch.randn(1, 14, 3, 1, 8))
-    assert module._cos_cached.is_inference()
-    qkv = torch.randn(1, 14, 3, 1, 8, requires_grad=True)
-    module(qkv * 1).sum().backward()
-    assert not module._cos_cached.is_inference() and qkv.grad is not None
-
-
-@everywhere
-@pytest.mark.parametrize("scale_base", [None, 2048.0])
-def test_half_precision_module_keeps_exact_frequencies(scale_base):
-    module = RotaryEmbedding(64, scale_base=scale_base).bfloat16()
-    module._update_cos_sin_cache(3000, dtype=torch.float32)
-    (cos, _), (cos_k, _) = exact_tables(3000, 64, scale_base=scale_base)
-    torch.testing.assert_close(module._cos_cached.double(), cos, rtol=1e-3, atol=1e-3)
-    if scale_base:
-        torch.testing.assert_close(module._cos_k_cached.double(), cos_k, rtol=1e-3, atol=1e-3)
-
-
-@everywhere
-def test_tensor_offset_without_tables_raises():
-    with pytest.raises(ValueError, match="max_seqlen"):
-        RotaryEmbedding(8)(torch.zeros(2, 3, 3, 1, 8), seqlen_offset=torch.tensor([0, 1]))
-
-
 @everywhere
 def test_aliases():
     assert rotary.apply_rotary_emb_func is rotary.apply_rotary_emb
@@ -377,8 +296,12 @@ def test_aliases():
 
 
 @compiled
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("call", ["emb", "in place", "packed", "qkv", "kv", "module"])
+@pytest.mark.parametrize(
+    "call, backend",
+    [(c, "aot_eager") for c in ("emb", "in place", "packed", "qkv", "kv", "module", "unbind", "split")]
+    # Inductor decides anew which writes to make in place.
+    + [("qkv", "inductor"), ("unbind", "inductor")],
+)
 def test_compiled(call, backend):
     """One graph, forward and backward, for every length."""
     torch._dynamo.reset()
@@ -388,6 +311,8 @@ def test_compiled(call, backend):
 
     def function(qkv):
         qkv = qkv * 1.5
+        if call in ("unbind", "split"):
+            return rotated_parts(qkv, cos, sin, call)
         if call == "emb":
             return apply_rotary_emb(qkv[:, :, 0], cos, sin, seqlen_offsets=3)
         if call == "in place":

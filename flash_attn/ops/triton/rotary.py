@@ -41,14 +41,16 @@ def apply_rotary(
     """
     offset, offsets = _split_offset(seqlen_offsets)
     _check(x, cos, sin, offset, offsets, cu_seqlens, max_seqlen)
-    arguments = (x, cos, sin, offset, offsets, cu_seqlens, interleaved, conjugate)
+    arguments = (cos, sin, offset, offsets, cu_seqlens, interleaved, conjugate)
     if not inplace:
-        return _rotate(*arguments)
+        return _rotate(x, *arguments)
     if _is_compiling():
         # Inductor 2.13 drops one of two custom operators that write to views of one tensor; its own copies are safe.
-        x.copy_(_rotate(*arguments))
+        x.data.copy_(_rotate(x, *arguments))
     else:
-        _rotate_(*arguments)
+        # A view is written to behind autograd's back: otherwise the other views that split or unbind gave could not be
+        # used any more, each complaining that its base was modified.
+        _rotate_(x.data if x._is_view() else x, *arguments)
     return x
 
 

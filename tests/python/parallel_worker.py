@@ -1,0 +1,155 @@
+"""One rank of test_parallel_layers.py: python parallel_worker.py FOLDER RANK WORLD_SIZE.
+
+Every scenario builds a layer whole and split over ranks with the same numbers, and saves what both give: outputs and
+gradients of the input and parameters, those of this rank's part.
+"""
+
+import sys
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from flash_attn.modules.mha import MHA, ParallelMHA
+from flash_attn.modules.mlp import GatedMlp, Mlp, ParallelGatedMlp, ParallelMLP
+from flash_attn.ops.fused_dense import FusedDense, FusedMLP, ParallelFusedMLP
+from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+from flash_attn.utils.distributed import allreduce_sequence_parallel_grad, sync_shared_params
+
+B, S, E = 4, 6, 32
+
+
+def parts(weight, sizes, rank, world_size):
+    """Rows of `weight` that belong to this rank: its share of each block of rows with those sizes."""
+    return torch.cat([block.chunk(world_size)[rank] for block in weight.split(sizes)])
+
+
+def share(name, tensor, row_blocks, rank, world_size):
+    """This rank's part of a parameter or its gradient: first layers are split by outputs, second ones by inputs."""
+    if name.split(".")[0] in ("fc1", "Wqkv"):
+        return parts(tensor, row_blocks, rank, world_size)
+    return tensor.chunk(world_size, dim=1)[rank] if name.endswith("weight") else tensor
+
+
+def compare(name, make_whole, make_split, row_blocks, x, sequence_parallel, save, call=lambda layer, x: layer(x)):
+    """Saves what a layer and its split form give for the same numbers, reduced to this rank's part."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    # The first rank alone draws the second layer's bias.
+    torch.manual_seed(4)
+    whole, split = make_whole(), make_split()
+    parameters = dict(whole.named_parameters())
+    for n, p in split.named_parameters():
+        p.data.copy_(share(n, parameters[n].data, row_blocks, rank, world_size))
+    leaf, g = x.clone().requires_grad_(), torch.randn(len(x), E, generator=torch.Generator().manual_seed(5)).double()
+    out = whole(leaf)
+    out.backward(g)
+
+    def own(rows):
+        return rows.chunk(world_size)[rank] if sequence_parallel else rows
+
+    part = own(x).clone().requires_grad_()
+    split_out = call(split, part)
+    split_out.backward(own(g))
+    save(f"{name} out", own(out), split_out)
+    save(f"{name} dx", own(leaf.grad), part.grad)
+    for n, p in split.named_parameters():
+        save(f"{name} d{n}", share(n, parameters[n].grad, row_blocks, rank, world_size), p.grad)
+
+
+def layers(save):
+    x = torch.randn(B * S, E, generator=torch.Generator().manual_seed(1)).double()
+    wide = dict(dtype=torch.float64)
+    for sequence_parallel in (False, True):
+        common = dict(process_group=dist.group.WORLD, sequence_parallel=sequence_parallel, **wide)
+        label = "split rows" if sequence_parallel else "whole rows"
+        run = partial(compare, x=x, sequence_parallel=sequence_parallel, save=save)
+        run(f"ParallelMLP {label}", partial(Mlp, E, 40, **wide), partial(ParallelMLP, E, 40, **common), [40])
+        gated = dict(hidden_features=40, multiple_of=8, activation=F.silu)
+        whole, split = partial(GatedMlp, E, **gated, **wide), partial(ParallelGatedMlp, E, **gated, **common)
+        run(f"ParallelGatedMlp {label}", whole, split, [40, 40])
+        for level in (0, 2):
+            whole, split = partial(FusedMLP, E, 40, **wide), partial(ParallelFusedMLP, E, 40, **common)
+            run(f"ParallelFusedMLP {label} {level}", whole, partial(split, checkpoint_lvl=level), [40])
+        for kv_heads in (4, 2):
+            options = dict(num_heads_kv=kv_heads, causal=True, use_flash_attn=True, use_alibi=True, rotary_emb_dim=8)
+            whole, split = partial(Flattened, **options, **wide), partial(ParallelMHA, E, 4, **options, **common)
+            blocks = [E, kv_heads * 8, kv_heads * 8]
+            run(f"ParallelMHA {kv_heads} {label}", whole, split, blocks, call=lambda layer, x: layer(x, seqlen=S))
+
+
+class Flattened(MHA):
+    """MHA on (B*S,E)."""
+
+    def __init__(self, **options):
+        super().__init__(E, 4, **options)
+
+    def forward(self, x):
+        return super().forward(x.view(B, S, E)).flatten(0, 1)
+
+
+def gathered_dense(save):
+    """FusedDense with a group: rows of all ranks."""
+    torch.manual_seed(2)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    module, x = FusedDense(E, 5), torch.randn(8, E)
+    part = x.chunk(world_size)[rank].clone().requires_grad_()
+    out = module(part, process_group=dist.group.WORLD)
+    save("FusedDense out", module(x), out)
+    (out.sum() * (rank + 1)).backward()
+    total = sum(range(1, world_size + 1))
+    save("FusedDense dx", total * module.weight.sum(0).expand(len(part), E), part.grad)
+
+
+def cross_entropy(save):
+    torch.manual_seed(3)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    logits, labels = torch.randn(9, 14, dtype=torch.float64), torch.randint(14, (9,))
+    labels[4] = -100
+    options = dict(label_smoothing=0.1, logit_scale=0.8, lse_square_scale=0.01)
+    whole = logits.clone().requires_grad_()
+    part = logits.chunk(world_size, dim=1)[rank].clone().requires_grad_()
+    wanted = cross_entropy_loss(whole, labels, **options)
+    got = cross_entropy_loss(part, labels, process_group=dist.group.WORLD, **options)
+    weights = torch.randn(9, dtype=torch.float64)
+    (wanted[0] * weights).sum().backward()
+    (got[0] * weights).sum().backward()
+    save("cross entropy losses", wanted[0], got[0])
+    save("cross entropy z losses", wanted[1], got[1])
+    save("cross entropy dlogits", whole.grad.chunk(world_size, dim=1)[rank], part.grad)
+
+
+def shared_parameters(save):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight.fill_(rank + 1.0)
+        model.bias.fill_(rank + 1.0)
+    model.weight._shared_params = True
+    sync_shared_params(model, dist.group.WORLD)
+    save("synchronized weight", torch.ones(2, 3), model.weight)
+    save("own bias", torch.full((2,), rank + 1.0), model.bias)
+    model.weight._sequence_parallel = True
+    for p in model.parameters():
+        p.grad = torch.full_like(p, rank + 1.0)
+    allreduce_sequence_parallel_grad(model, dist.group.WORLD)
+    save("summed gradient", torch.full((2, 3), sum(range(1, world_size + 1)) * 1.0), model.weight.grad)
+    save("own gradient", torch.full((2,), rank + 1.0), model.bias.grad)
+
+
+def main(folder, rank, world_size):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
+    results = {}
+
+    def save(name, wanted, got):
+        results[name] = (wanted.detach().clone(), got.detach().clone())
+
+    for scenario in (layers, gathered_dense, cross_entropy, shared_parameters):
+        scenario(save)
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
