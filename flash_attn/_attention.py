@@ -24,6 +24,7 @@ EXTENSIONS = (
     "seqused_k",
     "leftpad_k",
     "num_splits",
+    "check_inputs",
 )
 
 _DENSE = (None, None, 0, 0)  # no cu_seqlens_q, cu_seqlens_k; their max_seqlen_q, max_seqlen_k are unused

@@ -39,7 +39,7 @@ def test_mask_is_rebuilt_from_rng_state(case, p, rng):
     _, _, s_dmask, rng_state = raw_forward(inputs, p)
     assert rng_state.dtype == torch.int64 and rng_state.shape == (2,)
     keep = philox.keep_mask(rng_state.tolist(), p, *s_dmask.shape)
-    harness.check_s_dmask(case, s_dmask, keep)
+    harness.check_s_dmask(inputs, s_dmask, keep)
 
 
 @pytest.mark.second_torch
