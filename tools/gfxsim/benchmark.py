@@ -4,7 +4,7 @@
     tools/gfxsim/benchmark.py GFXSIM DIRECTORY [--problem B=1,H=2,S=512] [--kernels bf16_d128_plain] [--threads 2]
                               [--limit SECONDS]
 
-GFXSIM is the command, DIRECTORY holds the code objects of the target it is named after (build/kernels/gfx942). Waves
+GFXSIM is the command, DIRECTORY holds the code objects of the target it is named after (build/dev/kernels/gfx942). Waves
 run in a random order. Loading and decoding the code objects counts. Exit status 1 when a kernel reports findings, or
 when all together take longer than --limit seconds.
 """
