@@ -85,8 +85,8 @@ class SweepingDevice final : public SimulatedDevice {
 
 // Problems that together walk through all of a kernel: full and partial tiles, masks, every feature it has.
 std::vector<KernelCase> cases(const gpu::KernelRow& row) {
-  const bool by_query = row.family == gpu::Family::forward || row.family == gpu::Family::backward_dq ||
-                        row.family == gpu::Family::backward_delta;
+  const bool by_query = row.family == gpu::Family::forward || row.family == gpu::Family::forward_dmask ||
+                        row.family == gpu::Family::backward_dq || row.family == gpu::Family::backward_delta;
   const std::int64_t kept = row.block_rows() - 5, streamed = 3 * row.streamed_rows + 7;
   const std::int64_t Sq = by_query ? kept : streamed, Sk = by_query ? streamed : kept;
   // The preprocess serves every width, with the kernels of that width beside it.
@@ -146,7 +146,8 @@ class Sweep {
   // reason.
   bool kernel(const gpu::KernelRow& row) {
     device_.sweep(row.name);
-    row.family == gpu::Family::forward ? run_cases<ForwardCheck>(device_, row) : run_cases<BackwardCheck>(device_, row);
+    const bool forward = row.family == gpu::Family::forward || row.family == gpu::Family::forward_dmask;
+    forward ? run_cases<ForwardCheck>(device_, row) : run_cases<BackwardCheck>(device_, row);
     int noticed = 0, listed = 0, wrong = 0;
     for (const Site& site : device_.sites()) {
       const NopEntry* const entry = find_entry(known_, {target_, row.name, site.text, site.number, ""});

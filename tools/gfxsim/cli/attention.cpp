@@ -89,8 +89,8 @@ class Filler {
 const gpu::KernelRow& find_row(const Options& options) {
   const gpu::Target target = options.target.rfind("gfx9", 0) == 0 ? gpu::Target::cdna3 : gpu::Target::rdna4;
   for (const gpu::KernelRow& row : gpu::kKernels)
-    if (row.target == target && row.name == options.kernel) return row;
-  throw Error("--attention: the manifest has no kernel '" + options.kernel + "' for " + options.target);
+    if (row.target == target && row.name == options.kernel && row.family != gpu::Family::forward_dmask) return row;
+  throw Error("--attention: forward and backward have no kernel '" + options.kernel + "' for " + options.target);
 }
 
 }  // namespace

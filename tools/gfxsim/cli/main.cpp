@@ -31,7 +31,7 @@ Options of run:
                         random:TYPE:COUNT            numbers from a normal distribution; TYPE is f32, f16 or bf16
                         file:PATH                    a buffer with the file's bytes
                         bytes:HEX                    raw bytes, as they are
-  --attention B=1,H=2,S=512,...   instead of --arg, --grid and --block: a problem for a kernel of csrc/hip (build/kernels).
+  --attention B=1,H=2,S=512,...   instead of --arg, --grid and --block: a problem for a kernel of csrc/hip (build/dev/kernels).
                         B, H, Hk, Sq, Sk, D, Dv, S (both lengths), causal=1; the type is the kernel's.
                         Buffers are q, k, v, out, lse, and of backward dout, dq, dk, dv, delta, filled at random
   --dump BUFFER=PATH  after the run, write a buffer to a file: an argument's number (from 0), or a name of --attention

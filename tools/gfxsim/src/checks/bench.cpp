@@ -41,6 +41,11 @@ void Bench::randomise_registers() {
     if (reg >= kAgpr0 + 48) continue;
     for (std::uint32_t& lane : w.v[reg]) lane = word();
   }
+  randomise_scalars();
+}
+
+void Bench::randomise_scalars() {
+  Wave& w = wave();
   for (int reg = 0; reg < kScalarCount; ++reg) {
     w.s[reg] = word();
     w.s_defined[reg] = ~0u;

@@ -25,6 +25,7 @@ class Bench {
 
   std::uint32_t word() { return std::uint32_t(random_()); }
   void randomise_registers();
+  void randomise_scalars();
   // Full EXEC in most rounds, a random one in the others.
   void choose_exec(int round);
 

@@ -119,7 +119,7 @@ std::string check_mbcnt(Bench& bench, const std::string& instruction, int first_
 
 int nibble(const Wave& wave, int lane) { return int(wave.s[lane % 16 < 8 ? 0 : 2] >> (4 * (lane % 8)) & 15); }
 
-std::string check_permute(Bench& bench, const std::string& instruction) {
+std::string check_permute(Bench& bench, const std::string& instruction, u32 offset) {
   Wave& wave = bench.wave();
   for (int round = 0; round < 30; ++round) {
     bench.randomise_registers();
@@ -127,7 +127,7 @@ std::string check_permute(Bench& bench, const std::string& instruction) {
     u32 wanted[kMaxLanes] = {}, before[kMaxLanes];
     std::copy_n(wave.v[8], kMaxLanes, before);
     for (int lane = 0; lane < wave.lanes; ++lane)
-      if (wave.exec() >> lane & 1) wanted[wave.v[0][lane] / 4 % u32(wave.lanes)] = wave.v[2][lane];
+      if (wave.exec() >> lane & 1) wanted[(wave.v[0][lane] + offset) / 4 % u32(wave.lanes)] = wave.v[2][lane];
     if (const std::string problem = bench.execute(instruction); !problem.empty()) return problem;
     for (int lane = 0; lane < wave.lanes; ++lane) {
       const u32 value = wave.exec() >> lane & 1 ? wanted[lane] : before[lane];
@@ -175,7 +175,14 @@ void add_cross_lane_checks(Checks& checks) {
   add(checks, "v_permlanex16_b32 v8, v2, s0, s2 op_sel:[0,1]", "gfx1201", {other_row, Movement::zero});
   const auto by_address = [](int i, int lanes, const Wave& wave) { return int(wave.v[0][i] / 4) & (lanes - 1); };
   add(checks, "ds_bpermute_b32 v8, v0, v2", "", {by_address, Movement::zero});
-  add_check(checks, "ds_permute_b32 v8, v0, v2", "", check_permute);
+  const auto by_address_and_offset = [](int i, int lanes, const Wave& wave) {
+    return int((wave.v[0][i] + 20) / 4) & (lanes - 1);
+  };
+  add(checks, "ds_bpermute_b32 v8, v0, v2 offset:20", "", {by_address_and_offset, Movement::zero});
+  add_check(checks, "ds_permute_b32 v8, v0, v2", "",
+            [](Bench& bench, const std::string& text) { return check_permute(bench, text, 0); });
+  add_check(checks, "ds_permute_b32 v8, v0, v2 offset:20", "",
+            [](Bench& bench, const std::string& text) { return check_permute(bench, text, 20); });
   add(checks, "ds_swizzle_b32 v8, v2 offset:swizzle(SWAP,16)", "",
       {[](int i, int, const Wave&) { return i ^ 16; }, Movement::zero});
   add(checks, "ds_swizzle_b32 v8, v2 offset:swizzle(BROADCAST,8,3)", "",

@@ -108,6 +108,9 @@ std::string check(Bench& bench, const MatrixRow& row) {
         c[reg][lane] = row.c_is_register ? x : row.constant;
       }
     if (const std::string problem = bench.execute(row.instruction); !problem.empty()) return problem;
+    for (int reg = 0; reg < 64; ++reg)
+      if (~bench.wave().v_defined[reg].both() & bench.wave().all_lanes())
+        return "v" + std::to_string(reg) + " becomes undefined, though all inputs are defined";
     for (int reg = 0; reg < row.results; ++reg)
       for (int lane = 0; lane < bench.lanes(); ++lane) {
         const Position at = row.output(lane, reg);

@@ -263,7 +263,7 @@ std::string check_row(Bench& bench, const ScalarRow& row) {
   const auto& values = special_values(row.pool);
   const std::size_t n = values.size();
   for (std::size_t round = 0; round < n * n + 300; ++round) {
-    bench.randomise_registers();
+    bench.randomise_scalars();
     if (round % 2) bench.set_scalar(8, u32(values[round / 2 % n]));
     const Sc in{round < n * n ? values[round % n] : draw(bench, row.pool),
                 round < n * n ? values[round / n] : draw(bench, row.pool), wave.read64(8), wave.exec(), wave.scc};
@@ -285,7 +285,7 @@ std::string check_row(Bench& bench, const ScalarRow& row) {
 std::string check_saveexec(Bench& bench, const std::string& instruction, const SaveexecRow& row) {
   Wave& wave = bench.wave();
   for (int round = 0; round < 100; ++round) {
-    bench.randomise_registers();
+    bench.randomise_scalars();
     bench.choose_exec(2);
     if (round % 10 == 0) bench.set_scalar64(0, round % 20 ? 0 : ~u64(0));
     const bool wide = wave.lanes == 64;

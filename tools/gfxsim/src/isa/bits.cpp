@@ -32,7 +32,7 @@ u32 permuted_byte(u64 data, u32 selector) {
 u32 permute_bytes(u32 high, u32 low, u32 selectors) {
   const u64 data = u64(high) << 32 | low;
   u32 out = 0;
-  for (int i = 0; i < 4; ++i) out |= permuted_byte(data, selectors >> (8 * i)) << (8 * i);
+  for (int i = 3; i >= 0; --i) out = out << 8 | permuted_byte(data, selectors >> (8 * i));
   return out;
 }
 
