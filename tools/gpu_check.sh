@@ -12,7 +12,7 @@ mkdir -p "$out" build/gpu
 export PYTHONPATH=$PWD:$PWD/tests/python FLASH_ATTN_CHECK_LOG=$out
 
 capability() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .; }
-kernel_check() { "$@" "$tree/kernel_check" "$tree/kernels/$arch"; }
+kernel_check() { "$tree/kernel_check" "$tree/kernels/$arch" "$@"; }
 
 all_groups=(build kernels grid large sanitize stress train bench)
 describe() {
@@ -42,15 +42,26 @@ build() {
   python3 -m flash_attn
 }
 kernels() { kernel_check; }
-grid() { python3 -m pytest -q -x --device cuda tests/python/test_gpu_grid.py; }
-large() { python3 -m pytest -q -x --device cuda tests/python/test_gpu_large.py; }
+on_gpu() { OMP_NUM_THREADS=1 python3 -m pytest -q -n 8 --device cuda "$@"; }
+grid() { on_gpu tests/python/test_gpu_grid.py; }
+large() { python3 -m pytest -q --device cuda tests/python/test_gpu_large.py; }
 sanitize() {
-  kernel_check compute-sanitizer --tool memcheck --error-exitcode 3 --only small
-  kernel_check compute-sanitizer --tool racecheck --error-exitcode 3 --only small
+  local tool
+  for tool in memcheck racecheck; do
+    compute-sanitizer --tool $tool --error-exitcode 3 "$tree/kernel_check" "$tree/kernels/$arch" --only "varlen dropout"
+    compute-sanitizer --tool $tool --error-exitcode 3 "$tree/kernel_check" "$tree/kernels/$arch" --only "GQA 3 D=64 bf16"
+  done
 }
-stress() { python3 -m pytest -q -x --device cuda tests/python/test_gpu_stress.py; }
-train() { python3 examples/train_gpt.py --device cuda; }
-bench() { python3 benchmarks/attention.py --device cuda --against torch --json "$out/bench.json"; }
+stress() { on_gpu tests/python/test_gpu_stress.py; }
+train() { python3 examples/train_gpt.py --device cuda --dtype bf16; }
+bench() {
+  python3 benchmarks/attention.py --device cuda --against torch --fail-under 0.4 --json "$out/bench.json" --plot "$out/bench.png"
+  local heads
+  for heads in 1 16 128; do
+    python3 benchmarks/attention.py --device cuda --against torch-math --batch 1 --heads $heads --seconds 0.05 --fail-under 1 \
+      --lengths 64 256 1024 4096 $([ $heads -gt 16 ] || echo 16384) --json "$out/bench-math-$heads.json"
+  done
+}
 
 case ${1:-} in -h | --help) describe && exit ;; esac
 arch=sm_$(capability)

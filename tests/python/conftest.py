@@ -33,6 +33,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "feature(*rows, dtype, backend, missing): support matrix rows that this proves")
     config.addinivalue_line("markers", "slow: only with --full or -m slow")
     config.addinivalue_line("markers", "gpu: runs on simulated AMD GPUs (slow, needs tools/gfxsim), or on --device")
+    config.addinivalue_line("markers", "simulated: of the tests marked gpu, about simulated ones only")
     config.addinivalue_line("markers", "second_torch: also run on the oldest supported torch, 1.13")
     config.addinivalue_line("markers", "requires_torch(major, minor, reason): needs that torch or newer")
     # One thread per worker: workers share the cores. Threads are the subject of test_threads.py.
@@ -60,6 +61,8 @@ def pytest_collection_modifyitems(config, items):
         item.user_properties.extend(("support", cell) for cell in _cells(item))
         if item.get_closest_marker("slow") and not chosen:
             item.add_marker(pytest.mark.skip(reason="wide sweep: run with --full"))
+        if item.get_closest_marker("simulated") and item.config.getoption("device") != "simulated":
+            item.add_marker(pytest.mark.skip(reason="about simulated GPUs: run without --device"))
         needs = item.get_closest_marker("requires_torch")
         if needs and TORCH_RELEASE < needs.args[:2]:
             item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__}: {needs.args[2]}"))

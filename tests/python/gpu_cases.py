@@ -8,10 +8,11 @@ tiles and two kept ones in both directions, and none is a multiple of a tile.
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import cases
 from cases import MASKS, Case, Row
@@ -88,6 +89,18 @@ def generated() -> List[Dict[str, Any]]:
         for seed, row in enumerate(cases.covering(FACTORS, allowed))
         for target in SIMULATED
     ]
+
+
+def product(target: str, lengths: str, mask: str) -> Iterator[Tuple[Case, Device]]:
+    """The full product of the factors that choose kernels and tiles; the others take their values in turn."""
+    chosen = ("dtype", "heads", "head_dims")
+    rest = [name for name in FACTORS if name not in (*chosen, "lengths", "mask")]
+    for n, values in enumerate(itertools.product(*(FACTORS[name] for name in chosen))):
+        row = {**dict(zip(chosen, values)), "lengths": lengths, "mask": mask}
+        # Strides that share no factor with the lengths of the lists, so that the factors do not run in step.
+        row.update({name: FACTORS[name][(n * (2 * i + 5) + i) % len(FACTORS[name])] for i, name in enumerate(rest)})
+        if allowed(row):
+            yield case_of(row), Device(target, "random", n)
 
 
 def committed() -> List[Tuple[Case, Device]]:

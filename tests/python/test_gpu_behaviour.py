@@ -17,7 +17,7 @@ import flash_attn
 from flash_attn import flash_attn_interface as interface
 from flash_attn.testing import simulated, simulator_library
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.simulated]
 
 ORDERS = [("in-order", 0), ("round-robin", 0), *(("random", seed) for seed in range(3))]
 

@@ -41,6 +41,16 @@ def test_case(case, device):
     harness.check(case, device=device)
 
 
+@pytest.mark.slow
+@pytest.mark.simulated
+@pytest.mark.parametrize("target", SIMULATED)
+@pytest.mark.parametrize("lengths, mask", itertools.product(gpu_cases.LENGTHS, cases.MASKS))
+def test_full_product(target, lengths, mask):
+    """Every dtype, head count and head dim with every pair of lengths and mask; the other factors in turn."""
+    for case, device in gpu_cases.product(target, lengths, mask):
+        harness.check(case, device=device)
+
+
 def test_committed_list_is_generated():
     """The list in tests/data is what the factors make, with every pair of their values on every target."""
     expected = json.loads(json.dumps(gpu_cases.generated()))
@@ -65,6 +75,7 @@ def missing(target, *rows):
     return pytest.mark.feature(*rows, dtype="*", backend=Device(target).backend, missing=True)
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     "target, name",
     [
@@ -79,6 +90,7 @@ def test_lacking_score_tables(target, name):
         flash_attn.flash_attn_func(q, k, k, **LACKING[name])
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("target", [pytest.param(t, marks=missing(t, *SERVING)) for t in SIMULATED])
 def test_lacking_kv_cache(target):
     cache = torch.ones(1, 16, 2, 16)
@@ -87,6 +99,7 @@ def test_lacking_kv_cache(target):
     assert (cache == 1).all()
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     "target, name, row",
     [
@@ -103,6 +116,7 @@ def test_lacking_key_storage(target, name, row):
         flash_attn.flash_attn_varlen_func(q, k, k, cu, cu, 4, 4, **{name: value})
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("target", SIMULATED)
 @pytest.mark.parametrize("D", (64, 128, 256))
 def test_tiles_are_spanned(target, D):

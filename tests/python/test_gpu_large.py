@@ -18,7 +18,9 @@ def plain(q, k, v, causal, scale):
     if causal:
         Sq, Sk = scores.shape
         hidden = torch.ones(Sq, Sk, dtype=torch.bool, device=q.device).triu(1 + Sk - Sq)
-        scores = scores.masked_fill(hidden, -math.inf)
+        # A row that sees no key is all zeros in the end, and finite until then.
+        empty = hidden[:, :1]
+        return (scores.masked_fill(hidden & ~empty, -math.inf).softmax(-1) * ~empty) @ v
     return scores.softmax(-1) @ v
 
 

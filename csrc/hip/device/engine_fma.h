@@ -90,14 +90,19 @@ struct Fma {
       if (kept_slot(r) != 0) continue;
       const Vec<float, 4> x = streamed.row(streamed_of_register(r) + streamed_of_lane());
       FA_UNROLL
-      for (int slot = 0; slot < kKeptPerLane; ++slot) FA_UNROLL
-      for (int i = 0; i < 4; ++i) s[r + 4 * slot] = fma(x[i], k[slot][i], s[r + 4 * slot]);
+      for (int slot = 0; slot < kKeptPerLane; ++slot) {
+        // Four products by themselves, for the same reason as in accumulate().
+        float part = x[0] * k[slot][0];
+        FA_UNROLL
+        for (int i = 1; i < 4; ++i) part = fma(x[i], k[slot][i], part);
+        s[r + 4 * slot] += part;
+      }
     }
     complete(s);
   }
   template <class Columns>
   FA_DEVICE static void accumulate(Accumulator& o, const Columns& columns, const Weights& weights) {
-    // A step is summed by itself: one long chain of fp32 additions would round more than plain matrix products do.
+    // A step is summed by itself: one long chain of fp32 additions rounds more than plain matrix products do.
     Accumulator part = zero();
     FA_UNROLL
     for (int row = 0; row < kRowStep; ++row) {
