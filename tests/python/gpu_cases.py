@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
@@ -92,15 +93,16 @@ def generated() -> List[Dict[str, Any]]:
 
 
 def product(target: str, lengths: str, mask: str) -> Iterator[Tuple[Case, Device]]:
-    """The full product of the factors that choose kernels and tiles; the others take their values in turn."""
+    """The full product of the factors that choose kernels and tiles; the others take values at random, by a fixed seed."""
     chosen = ("dtype", "heads", "head_dims")
-    rest = [name for name in FACTORS if name not in (*chosen, "lengths", "mask")]
     for n, values in enumerate(itertools.product(*(FACTORS[name] for name in chosen))):
-        row = {**dict(zip(chosen, values)), "lengths": lengths, "mask": mask}
-        # Strides that share no factor with the lengths of the lists, so that the factors do not run in step.
-        row.update({name: FACTORS[name][(n * (2 * i + 5) + i) % len(FACTORS[name])] for i, name in enumerate(rest)})
-        if allowed(row):
-            yield case_of(row), Device(target, "random", n)
+        fixed = {**dict(zip(chosen, values)), "lengths": lengths, "mask": mask}
+        draw = random.Random(f"{lengths} {mask} {n}")
+        while allowed(fixed):
+            row = {name: fixed[name] if name in fixed else draw.choice(values) for name, values in FACTORS.items()}
+            if allowed(row):
+                yield case_of(row), Device(target, "random", n)
+                break
 
 
 def committed() -> List[Tuple[Case, Device]]:
