@@ -100,8 +100,11 @@ std::vector<KernelCase> cases(const gpu::KernelRow& row) {
   Features causal;
   causal.causal = true;
   add(Sq, Sq + row.streamed_rows, causal);
-  KernelCase& varlen = add(Sq, Sk, causal);
-  varlen.shape.B = 3, varlen.q_lengths = {int(Sq), 0, 5}, varlen.k_lengths = {int(Sk), 9, 0}, varlen.extra_rows = 3;
+  const auto add_packed = [&](Features features) {
+    KernelCase& c = add(Sq, Sk, features);
+    c.shape.B = 3, c.q_lengths = {int(Sq), 0, 5}, c.k_lengths = {int(Sk), 9, 0}, c.extra_rows = 3;
+  };
+  add_packed(causal);
   if (row.variant == gpu::Variant::plain) return out;
   Features everything;
   everything.alibi = true, everything.dropout_p = 0.4, everything.window_left = 40, everything.causal = true;
@@ -110,6 +113,7 @@ std::vector<KernelCase> cases(const gpu::KernelRow& row) {
   softcap.softcap = 3.0;
   add(Sq, Sk, softcap).misaligned = true;
   add(Sq, Sk, everything).misaligned = true;
+  add_packed(everything);
   // Rows of whole dwords, but not of 16 bytes.
   KernelCase& narrow = add(Sq, Sk, everything);
   narrow.shape.D = narrow.shape.Dv = D - 2;
