@@ -93,7 +93,7 @@ def generated() -> List[Dict[str, Any]]:
 
 
 def product(target: str, lengths: str, mask: str) -> Iterator[Tuple[Case, Device]]:
-    """The full product of the factors that choose kernels and tiles; the others take values at random, by a fixed seed."""
+    """The full product of the factors that choose kernels and tiles; the others are drawn by a fixed seed."""
     chosen = ("dtype", "heads", "head_dims")
     for n, values in enumerate(itertools.product(*(FACTORS[name] for name in chosen))):
         fixed = {**dict(zip(chosen, values)), "lengths": lengths, "mask": mask}

@@ -120,6 +120,7 @@ struct Fma {
     }
     FA_UNROLL
     for (int r = 0; r < kRegisters; ++r) o[r] += part[r];
+    complete(o);
   }
 
  private:
