@@ -1,0 +1,93 @@
+"""GPU targets of a build: what the variables accept, what is refused, and what a build without GPU code says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CMAKE = shutil.which("cmake")
+CLANG = any(shutil.which(f"clang++-{version}") for version in range(20, 31))
+
+pytestmark = pytest.mark.skipif(CMAKE is None, reason="cmake is not on PATH")
+needs_clang = pytest.mark.skipif(not CLANG, reason="no clang 20 or later here, so AMD targets have no compiler")
+
+
+def configure(tmp_path, *options, path=None, **environment):
+    """Runs CMake on the tree; returns (status, output)."""
+    env = {k: v for k, v in os.environ.items() if k not in ("GPU_ARCHS", "PYTORCH_ROCM_ARCH")}
+    env.update(environment)
+    if path is not None:
+        env["PATH"] = path
+    command = [CMAKE, "-S", str(ROOT), "-B", str(tmp_path / "tree"), "-DFLASH_ATTN_TESTS=OFF", *options]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("variable", ["GPU_ARCHS", "PYTORCH_ROCM_ARCH"])
+def test_an_unknown_target_is_refused(tmp_path, variable):
+    status, output = configure(tmp_path, **{variable: "gfx942;mi300"})
+    assert status != 0
+    assert f"{variable} names the GPU target 'mi300'; accepted are gfx942" in output
+
+
+def test_a_target_without_kernels_is_refused_when_asked_for(tmp_path):
+    status, output = configure(tmp_path, GPU_ARCHS="gfx90a")
+    assert status != 0 and "'gfx90a'" in output and "accepted are" in output
+
+
+@needs_clang
+def test_rocm_arch_of_an_image_may_name_more_than_there_is(tmp_path):
+    status, output = configure(tmp_path, PYTORCH_ROCM_ARCH="gfx900;gfx942:xnack-;gfx1201")
+    assert status == 0, output
+    assert "gfx900 (from PYTORCH_ROCM_ARCH): no kernels for it yet, skipped" in output
+    assert "GPU target gfx942: " in output and "GPU target gfx1201: " in output
+
+
+@needs_clang
+def test_gpu_archs_comes_before_pytorch_rocm_arch(tmp_path):
+    status, output = configure(tmp_path, GPU_ARCHS="gfx942", PYTORCH_ROCM_ARCH="gfx1201")
+    assert status == 0, output
+    assert "GPU target gfx942: " in output and "gfx1201" not in output
+
+
+def test_none(tmp_path):
+    status, output = configure(tmp_path, GPU_ARCHS="none")
+    assert status == 0 and "GPU kernels: none (none were asked for)" in output
+
+
+def test_native_without_a_gpu_says_what_was_asked(tmp_path):
+    if any(shutil.which(name) for name in ("nvidia-smi", "rocm_agent_enumerator", "amdgpu-arch")):
+        pytest.skip("this machine has a tool that finds GPUs")
+    status, output = configure(tmp_path, GPU_ARCHS="native")
+    assert status != 0 and "no GPU was found" in output and "GPU_ARCHS=gfx942" in output
+
+
+def bare_path(tmp_path):
+    """A PATH with a C++ compiler and what CMake needs, and no compiler for GPUs."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("c++", "cc", "gcc", "g++", "make", "ninja", "ld", "as", "ar", "ranlib", "nm", "uname", "sh"):
+        if found := shutil.which(name):
+            (folder / name).symlink_to(found)
+    return str(folder)
+
+
+def test_without_a_compiler_the_default_is_no_gpu_code(tmp_path):
+    status, output = configure(tmp_path, path=bare_path(tmp_path))
+    assert status == 0, output
+    assert "GPU kernels: none (no compiler for gfx942 (install ROCm, or clang 20 or later" in output
+
+
+def test_without_a_compiler_an_explicit_target_is_an_error(tmp_path):
+    status, output = configure(tmp_path, path=bare_path(tmp_path), GPU_ARCHS="gfx942")
+    assert status != 0 and "GPU kernels were asked for and there is no compiler for gfx942" in output
+
+
+def test_kernels_dir_without_objects_is_refused(tmp_path):
+    status, output = configure(tmp_path, f"-DFLASH_ATTN_KERNELS_DIR={tmp_path}", GPU_ARCHS="gfx942")
+    assert status != 0 and "which has no gfx942/*.co or .cubin" in output
