@@ -13,15 +13,7 @@
 #include <string>
 #include <vector>
 
-#if defined(_WIN32)
-#if defined(FLASH_ATTN_BUILDING)
-#define FLASH_ATTN_API __declspec(dllexport)
-#else
-#define FLASH_ATTN_API __declspec(dllimport)
-#endif
-#else
-#define FLASH_ATTN_API __attribute__((visibility("default")))
-#endif
+#include "flash_attn/export.h"
 
 namespace flash_attn {
 
