@@ -33,7 +33,13 @@ def pytest_generate_tests(metafunc):
 
 
 def _param(case, device):
-    mark = [pytest.mark.feature(*case.features(), dtype=case.dtype, backend=device.backend)]
+    rows = case.features()
+    for name, shown in (
+        ("strided inputs", case.strides != "contiguous"),
+        ("zero lengths and rows without keys", case.varlen and any(0 in pair for pair in case.lengths)),
+    ):
+        rows += [f"{name} {way}" for way in ("forward", "backward")] if shown else []
+    mark = [pytest.mark.feature(*rows, dtype=case.dtype, backend=device.backend)]
     return pytest.param(case, device, id=f"{device.name}-{case.id}", marks=mark if device.name in SIMULATED else [])
 
 
