@@ -181,7 +181,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.9",
     packages=find_packages(include=["flash_attn", "flash_attn.*"]),
-    py_modules=["flash_attn_2_cuda", "flash_attention_amd"],
+    py_modules=["flash_attn_2_cuda", "flash_attn_interface", "flash_attention_amd"],
     ext_modules=[Extension("flash_attn.lib.flash_attn_2_cuda", sources=[])],
     cmdclass={"build_ext": CMakeBuild, "build_py": CleanBuildPy},
     # Written so that Debian's 1.13.0a0, a release by its content but not by its number, is accepted too.

@@ -141,6 +141,7 @@ def test_source_distribution_has_what_a_build_needs(tmp_path):
         "LICENSE",
         "README.md",
         "flash_attn_2_cuda.py",
+        "flash_attn_interface.py",
         "flash_attention_amd.py",
     } <= names
     assert not [name for name in names if name.startswith("flash_attn/lib/")]
