@@ -174,7 +174,7 @@ def _attend_over_pages(q, caches, k, v, qv, rotary, call, causal, window_size, a
         leftpad = _per_sequence("cache_leftpad", leftpad, B, device)
     if call["rotary_seqlens"] is not None and all(table is None for table in rotary):
         raise RuntimeError("rotary_seqlens was given without rotary_cos and rotary_sin.")
-    per_row = causal or attention_chunk > 0 or any(side >= 0 for side in _attention.window_bounds(window_size))
+    per_row = causal or attention_chunk > 0 or any(0 <= w < capacity for w in _attention.window_bounds(window_size))
     queries, lengths, append = _with_new_keys(
         packed,
         caches,

@@ -264,6 +264,20 @@ def test_kvcache(option, storage, case):
     assert {tuple(x) for x in (k_cache != old_k).flatten(2).any(-1).nonzero().tolist()} == appended
 
 
+@pytest.mark.parametrize("window", [(-1, -1), (12, 12), (3, -1)], ids=str)
+def test_both_ways_to_a_cache_rotate_alike(window):
+    """rotary_seqlens equal to cache_seqlens takes the way over packed batches, and must change nothing."""
+    cos, sin = torch.rand(16, 4).cos(), torch.rand(16, 4).sin()
+    q, k, v = (torch.randn(2, 3, heads, D) for heads in (H, HK, HK))
+    results = []
+    for more in ({}, {"rotary_seqlens": int32(4, 6)}):
+        caches = torch.ones(2, 12, HK, D), torch.ones(2, 12, HK, D)
+        more.update(rotary_cos=cos, rotary_sin=sin, cache_seqlens=int32(4, 6), window_size=window)
+        results.append((fa3.flash_attn_with_kvcache(q, *caches, k, v, rotary_interleaved=False, **more), *caches))
+    for one, other in zip(*results):
+        close(one, other, 1e-5)
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [

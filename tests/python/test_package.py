@@ -55,6 +55,7 @@ def test_distribution_metadata():
         "import flash_attn",
         "import flash_attn_2_cuda",
         "import flash_attn.flash_attn_interface",
+        "import flash_attn_interface",
         "import flash_attn.bert_padding",
         "from flash_attn_2_cuda import varlen_bwd",
     ],
