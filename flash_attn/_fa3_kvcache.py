@@ -26,6 +26,19 @@ class _Rows(NamedTuple):
     index: Tensor
 
 
+class _Lengths(NamedTuple):
+    """Where keys, rows and positions of a call begin and end, by its arguments' names."""
+
+    cache_seqlens: Optional[Union[int, Tensor]]
+    cache_batch_idx: Optional[Tensor]
+    cache_leftpad: Optional[Tensor]
+    page_table: Optional[Tensor]
+    cu_seqlens_q: Optional[Tensor]
+    cu_seqlens_k_new: Optional[Tensor]
+    max_seqlen_q: Optional[int]
+    rotary_seqlens: Optional[Tensor]
+
+
 def _packed(name, x, cu_seqlens):
     """x (B,S,heads,features), or (T,heads,features) with cu_seqlens, as `_Rows`."""
     dims = 4 if cu_seqlens is None else 3
@@ -158,29 +171,30 @@ def _with_new_keys(q, caches, k, v, cu_seqlens_k_new, rotary, positions, per_row
     return queries, starts + new.cu_seqlens.diff(), append
 
 
-def _attend_over_pages(q, caches, k, v, qv, rotary, call, causal, window_size, attention_chunk, interleaved, options):
-    """(out, softmax_lse) of `flash_attn_with_kvcache`, by attention of a packed batch. call: its tensors of lengths."""
+def _attend_over_pages(q, caches, k, v, qv, rotary, call, mask, attention_chunk, interleaved, options):
+    """(out, softmax_lse) of `flash_attn_with_kvcache`, by attention of a packed batch. mask: causal and window_size."""
     k_cache, v_cache = caches
-    packed = _packed("q", q, call["cu_seqlens_q"])
+    packed = _packed("q", q, call.cu_seqlens_q)
     B, device = packed.cu_seqlens.shape[0] - 1, q.device
-    pages = _pages(k_cache, call["page_table"], call["cache_batch_idx"], B)
+    pages = _pages(k_cache, call.page_table, call.cache_batch_idx, B)
     capacity = pages.shape[1] * k_cache.shape[1]
-    if k is not None and call["cache_seqlens"] is None:
+    if k is not None and call.cache_seqlens is None:
         raise RuntimeError("cache_seqlens is missing; it says where k and v are appended.")
-    starts = _per_sequence("cache_seqlens", call["cache_seqlens"], B, device, capacity)
-    positions = _per_sequence("rotary_seqlens", call["rotary_seqlens"], B, device, starts)
-    leftpad = call["cache_leftpad"]
+    starts = _per_sequence("cache_seqlens", call.cache_seqlens, B, device, capacity)
+    positions = _per_sequence("rotary_seqlens", call.rotary_seqlens, B, device, starts)
+    leftpad = call.cache_leftpad
     if leftpad is not None:
         leftpad = _per_sequence("cache_leftpad", leftpad, B, device)
-    if call["rotary_seqlens"] is not None and all(table is None for table in rotary):
+    if call.rotary_seqlens is not None and all(table is None for table in rotary):
         raise RuntimeError("rotary_seqlens was given without rotary_cos and rotary_sin.")
-    per_row = causal or attention_chunk > 0 or any(0 <= w < capacity for w in _attention.window_bounds(window_size))
+    windows = _attention.window_bounds(mask["window_size"])
+    per_row = mask["causal"] or attention_chunk > 0 or any(0 <= w < capacity for w in windows)
     queries, lengths, append = _with_new_keys(
         packed,
         caches,
         k,
         v,
-        call["cu_seqlens_k_new"],
+        call.cu_seqlens_k_new,
         rotary,
         positions,
         per_row,
@@ -188,8 +202,8 @@ def _attend_over_pages(q, caches, k, v, qv, rotary, call, causal, window_size, a
         starts,
         pages,
     )
-    ragged = call["cu_seqlens_q"] is not None
-    max_seqlen_q = call["max_seqlen_q"] if ragged else q.shape[1]
+    ragged = call.cu_seqlens_q is not None
+    max_seqlen_q = call.max_seqlen_q if ragged else q.shape[1]
     if max_seqlen_q is None:
         raise RuntimeError("max_seqlen_q is missing; cu_seqlens_q needs it.")
     with append:
@@ -204,8 +218,7 @@ def _attend_over_pages(q, caches, k, v, qv, rotary, call, causal, window_size, a
             arguments.cumulative(lengths),
             max_seqlen_q,
             capacity,
-            causal=causal,
-            window_size=window_size,
+            **mask,
             return_attn_probs=True,
             block_table=pages,
             leftpad_k=leftpad,
@@ -287,54 +300,21 @@ def flash_attn_with_kvcache(
     num_splits = arguments.check_hints(num_splits, pack_gqa, sm_margin)
     arguments.check_chunk(attention_chunk)
     _check_metadata(scheduler_metadata, q)
+    _check_lengths_of_rows(q, k, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         assert cache.stride(-1) == 1, f"{name} must have a contiguous last dimension, got strides {cache.stride()}"
-    call = {
-        "cache_seqlens": cache_seqlens,
-        "cache_batch_idx": cache_batch_idx,
-        "cache_leftpad": cache_leftpad,
-        "page_table": page_table,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k_new": cu_seqlens_k_new,
-        "max_seqlen_q": max_seqlen_q,
-        "rotary_seqlens": rotary_seqlens,
-    }
-    _check_lengths_of_rows(q, k, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q)
+    mask = {"causal": causal, "window_size": window_size}
     options = {"softmax_scale": softmax_scale, "softcap": softcap, "num_splits": num_splits}
-    rotary = (rotary_cos, rotary_sin)
+    caches, rotary = (k_cache, v_cache), (rotary_cos, rotary_sin)
+    where = (cache_seqlens, cache_batch_idx, cache_leftpad, page_table)
     if attention_chunk or any(x is not None for x in (qv, cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens)):
+        call = _Lengths(*where, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, rotary_seqlens)
         out, softmax_lse = _attend_over_pages(
-            q,
-            (k_cache, v_cache),
-            k,
-            v,
-            qv,
-            rotary,
-            call,
-            causal,
-            window_size,
-            attention_chunk,
-            rotary_interleaved,
-            options,
+            q, caches, k, v, qv, rotary, call, mask, attention_chunk, rotary_interleaved, options
         )
     else:
-        out, softmax_lse = _kvcache.flash_attn_with_kvcache(
-            q,
-            k_cache,
-            v_cache,
-            k,
-            v,
-            *rotary,
-            cache_seqlens,
-            cache_batch_idx,
-            cache_leftpad,
-            page_table,
-            causal=causal,
-            window_size=window_size,
-            rotary_interleaved=rotary_interleaved,
-            return_softmax_lse=True,
-            **options,
-        )
+        options.update(mask, rotary_interleaved=rotary_interleaved, return_softmax_lse=True)
+        out, softmax_lse = _kvcache.flash_attn_with_kvcache(q, *caches, k, v, *rotary, *where, **options)
     if not return_softmax_lse:
         return out
     empty = torch.empty(0, dtype=torch.float32, device=q.device)
