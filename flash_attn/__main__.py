@@ -15,9 +15,8 @@ from flash_attn import _backend_choice, _native
 
 MISSING = {
     "Triton backend": f"{_backend_choice.VARIABLE}=TRUE is refused",
-    "flash_attn_with_kvcache": "raises NotImplementedError",
-    "paged keys and values (block_table)": "raises NotImplementedError",
-    "leftpad_k and seqused_k in _flash_attn_varlen_forward": "raise NotImplementedError",
+    "on GPUs": "attn_bias, attn_mask, key bounds, learnable_sink, the kv cache, paged keys and head dims above 256 raise",
+    "fp8": "raises NotImplementedError",
 }
 ENVIRONMENT = (
     "FLASH_ATTN_CPU_ISA",
@@ -118,10 +117,12 @@ def _gpu_text(gpu: Dict[str, Any]) -> List[str]:
     for code in gpu["code_objects"]:
         sizes[code["target"]] += code["stored_bytes"]
     code = ", ".join(f"{target} ({size / 1e6:.2f} MB)" for target, size in sizes.items())
-    lines = [f"backend gpu     code for {code or 'no GPU'}{'; ' if code and gpu['missing'] else ''}{gpu['missing']}"]
+    lines = [f"backend gpu     code for {code}" if code else f"backend gpu     no GPU code: {gpu['missing']}"]
     lines += [f"                GPU {n}: {g['target']}, {g['runtime']}" for n, g in enumerate(gpu["gpus"])]
     if not gpu["gpus"]:
-        lines.append(f"                no GPU: {' '.join(gpu['problem'].split()) or 'the runtime finds none'}")
+        # What was tried, a line each, is for --json.
+        why = gpu["problem"].partition("; tried:")[0].replace("flash_attn: ", "") or "the runtime finds none"
+        lines.append(f"                no GPU: {why}")
     return lines
 
 
