@@ -15,7 +15,7 @@ from flash_attn import _backend_choice, _native
 
 MISSING = {
     "Triton backend": f"{_backend_choice.VARIABLE}=TRUE is refused",
-    "on GPUs": "attn_bias, attn_mask, key bounds, learnable_sink, kv cache, paged keys, head dims above 256: they raise",
+    "on GPUs": "attn_bias, attn_mask, key bounds, learnable_sink, kv cache, paged keys and D above 256 raise",
     "fp8": "raises NotImplementedError",
 }
 ENVIRONMENT = (
