@@ -12,7 +12,6 @@ mkdir -p "$out" build/gpu
 export PYTHONPATH=$PWD:$PWD/tests/python FLASH_ATTN_CHECK_LOG=$out
 
 capability() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .; }
-kernel_check() { "$tree/kernel_check" "$tree/kernels/$arch" "$@"; }
 
 all_groups=(build kernels grid large sanitize stress train bench)
 describe() {
@@ -41,15 +40,15 @@ build() {
   done >"$out/resources.txt"
   python3 -m flash_attn
 }
-kernels() { kernel_check; }
+kernels() { "${kernel_check[@]}"; }
 on_gpu() { OMP_NUM_THREADS=1 python3 -m pytest -q -n 8 --device cuda "$@"; }
 grid() { on_gpu tests/python/test_gpu_grid.py; }
 large() { python3 -m pytest -q --device cuda tests/python/test_gpu_large.py; }
 sanitize() {
   local tool
   for tool in memcheck racecheck; do
-    compute-sanitizer --tool $tool --error-exitcode 3 "$tree/kernel_check" "$tree/kernels/$arch" --only "varlen dropout"
-    compute-sanitizer --tool $tool --error-exitcode 3 "$tree/kernel_check" "$tree/kernels/$arch" --only "GQA 3 D=64 bf16"
+    compute-sanitizer --tool $tool --error-exitcode 3 "${kernel_check[@]}" --only "varlen dropout"
+    compute-sanitizer --tool $tool --error-exitcode 3 "${kernel_check[@]}" --only "GQA 3 D=64 bf16"
   done
 }
 stress() { on_gpu tests/python/test_gpu_stress.py; }
@@ -66,6 +65,7 @@ bench() {
 case ${1:-} in -h | --help) describe && exit ;; esac
 arch=sm_$(capability)
 [ "$arch" != sm_ ] || { echo "gpu_check: nvidia-smi finds no GPU on this machine" >&2 && exit 2; }
+kernel_check=("$tree/kernel_check" "$tree/kernels/$arch")
 groups=("$@")
 if [ ${#groups[@]} -eq 0 ]; then
   for group in "${all_groups[@]}"; do grep -qx "$group" "$passed" 2>/dev/null || groups+=("$group"); done

@@ -120,6 +120,7 @@ struct Fma {
     }
     FA_UNROLL
     for (int r = 0; r < kRegisters; ++r) o[r] += part[r];
+    // Before the next step begins: with the parts of several at once clang-22 spills on gfx1201.
     complete(o);
   }
 

@@ -1,6 +1,5 @@
 // HIP (libamdhip64), ROCm 5 to 7. Functions and constants: AMD's HIP API reference.
 #include <cctype>
-#include <cstring>
 
 #include "hip/runtime/runtime.h"
 
