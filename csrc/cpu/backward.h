@@ -73,12 +73,17 @@ class Backward {
         const index_t in_unit = task % per_unit;
         pack(first + task / per_unit, in_unit / query_blocks_, in_unit % query_blocks_, block(task), scratch(worker));
       });
+      // As many units side by side as there are workers: neighbours in time then do not wait for each other's dQ, and
+      // what is in work at a time stays in the cache.
+      const index_t abreast = min_of<index_t>(workers, n);
       parallel_for(executor_, n * key_blocks_, [&](index_t task, int worker) {
-        const index_t unit = task / key_blocks_;
+        const index_t band = task / (abreast * key_blocks_), in_band = task % (abreast * key_blocks_);
+        const index_t width = min_of(abreast, n - band * abreast);
+        const index_t unit = band * abreast + in_band % width;
         const auto block_of = [&](index_t g, index_t qb) {
           return block((unit * p_.group() + g) * query_blocks_ + qb);
         };
-        key_block(first + unit, task % key_blocks_, block_of, scratch(worker));
+        key_block(first + unit, in_band / width, block_of, scratch(worker));
       });
     }
   }
@@ -282,11 +287,13 @@ class Backward {
     }
     if (!any) return;
 
-    const index_t first = c.begin / Target::kPanel, last = ceil_div(c.end, Target::kPanel);
-    multiply_strip<Target>({s.k + n * stride_, stride_, kStep}, {q.q_transposed, depth_, padded}, 0, depth_, first,
-                           last, s.scores, ld, false);
-    multiply_strip<Target>({s.v + n * v_stride_, v_stride_, kStep}, {q.dout_transposed, v_depth_, padded}, 0, v_depth_,
-                           first, last, s.dp, ld, false);
+    const Panels<Target> q_transposed{q.q_transposed, depth_, padded};
+    const Panels<Target> dout_transposed{q.dout_transposed, v_depth_, padded};
+    const index_t first = q_transposed.at(c.begin), last = q_transposed.at(c.end - 1) + 1;
+    multiply_strip<Target>({s.k + n * stride_, stride_, kStep}, q_transposed, 0, depth_, first, last, s.scores, ld,
+                           false);
+    multiply_strip<Target>({s.v + n * v_stride_, v_stride_, kStep}, dout_transposed, 0, v_depth_, first, last, s.dp, ld,
+                           false);
     for (index_t t = 0; t < kRows; ++t) {
       if (t < rows)
         gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld,
@@ -295,10 +302,11 @@ class Backward {
         fill(s.scores + t * ld, c.begin, c.end, Real(0)), fill(s.dp + t * ld, c.begin, c.end, Real(0));
     }
     to_multiplicands(n, c, s);
-    multiply_strip<Target>({s.p_rows + c.begin, ld, kStep}, {q.dout_direct, padded, v_stride_}, c.begin, c.end, 0,
-                           ceil_div(v_stride_, Target::kPanel), s.dv + n * v_stride_, v_stride_, true);
-    multiply_strip<Target>({s.ds_rows + c.begin, ld, kStep}, {q.q_direct, padded, stride_}, c.begin, c.end, 0,
-                           ceil_div(stride_, Target::kPanel), s.dk + n * stride_, stride_, true);
+    const Panels<Target> dout_direct{q.dout_direct, padded, v_stride_}, q_direct{q.q_direct, padded, stride_};
+    multiply_strip<Target>({s.p_rows + c.begin, ld, kStep}, dout_direct, c.begin, c.end, 0, dout_direct.count(),
+                           s.dv + n * v_stride_, v_stride_, true);
+    multiply_strip<Target>({s.ds_rows + c.begin, ld, kStep}, q_direct, c.begin, c.end, 0, q_direct.count(),
+                           s.dk + n * stride_, stride_, true);
   }
 
   // One key: x holds q.k and becomes the (dropped) probability, y holds dout.v and becomes d(scale * q.k).
@@ -351,13 +359,14 @@ class Backward {
 
   void add_dq(const Rows& r, const QueryBlock& q, Range keys, const Scratch& s) const {
     const index_t padded = round_up(keys.end - keys.begin, kRows);
+    const Panels<Target> k_direct{s.k_direct, padded, stride_};
     for (index_t i = 0; i < r.count; i += kRows) {
       const Range seen = r.rule.visible_keys(Range{r.first + i, r.first + min_of(i + kRows, r.count)});
       const index_t begin = max_of<index_t>(seen.begin - keys.begin, 0) / kStep * kStep;
       const index_t end = min_of(round_up(max_of<index_t>(seen.end - keys.begin, 0), kStep), padded);
       if (begin >= end) continue;
-      multiply_strip<Target>({ds_at(s, begin, i), kStep, ds_stride()}, {s.k_direct, padded, stride_}, begin, end, 0,
-                             ceil_div(stride_, Target::kPanel), q.dq + i * stride_, stride_, true);
+      multiply_strip<Target>({ds_at(s, begin, i), kStep, ds_stride()}, k_direct, begin, end, 0, k_direct.count(),
+                             q.dq + i * stride_, stride_, true);
     }
   }
 

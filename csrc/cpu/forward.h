@@ -180,8 +180,9 @@ class Forward {
     c.keys = min_of(tiles_.keys, block.sequence.k_len - c.origin);
     const index_t begin = max_of<index_t>(seen.begin - c.origin, 0), end = min_of(seen.end - c.origin, c.keys);
     if (begin >= end) return false;
-    c.first = begin / Target::kPanel;
-    c.last = ceil_div(end, Target::kPanel);
+    const Panels<Target> panels = k_panels(block.packed, kb, c.keys);
+    c.first = panels.at(begin);
+    c.last = panels.at(end - 1) + 1;
     c.begin = begin / W * W;
     c.end = round_up(end, W);
     return true;
@@ -204,8 +205,8 @@ class Forward {
         fill(s.probabilities + n * tiles_.keys, c.begin, c.end, Elem{});
     }
     const Panels<Target> v = v_panels(block.packed, kb, c.keys);
-    multiply_strip<Target>({s.probabilities + c.begin, tiles_.keys, kStep}, v, c.begin, c.end, 0,
-                           ceil_div(o_stride_, Target::kPanel), s.o + r * o_stride_, o_stride_, true);
+    multiply_strip<Target>({s.probabilities + c.begin, tiles_.keys, kStep}, v, c.begin, c.end, 0, v.count(),
+                           s.o + r * o_stride_, o_stride_, true);
   }
 
   // Scores of query row r in log2 units, -inf where it sees nothing. Returns the factor that is still to be applied.

@@ -31,6 +31,13 @@ struct Scalars {
   static FA_INLINE V load(const Elem* b) { return Simd::load(b); }
   static FA_INLINE V multiply_add(V a, V b, V c) { return fma(a, b, c); }
   static FA_INLINE void store(Elem* p, V x) { Simd::store(p, x); }
+
+  // W rows of W k-steps, for a B with the rows as columns; strides in elements.
+  static FA_INLINE void transpose(const Elem* in, index_t in_stride, Elem* out, index_t out_stride) {
+    Simd::transpose(in, in_stride, out, out_stride);
+  }
+  // W columns of one k-step, whose rows lie `stride` apart.
+  static FA_INLINE void gather_step(const Elem* in, index_t, Elem* out) { Simd::store(out, Simd::load(in)); }
 };
 
 #if defined(__AVX512BF16__)
@@ -55,6 +62,17 @@ struct Bf16Pairs {
   static FA_INLINE void store_pairs(Elem* p, V x, V y) {
     const __m512i low = _mm512_cvtepu16_epi32(round(x)), high = _mm512_cvtepu16_epi32(round(y));
     _mm512_storeu_si512(p, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  }
+  // A pair is one word; Avx512Simd::transpose moves words and never reads their value.
+  static FA_INLINE void transpose(const Elem* in, index_t in_stride, Elem* out, index_t out_stride) {
+    Avx512Simd::transpose(reinterpret_cast<const float*>(in), in_stride / 2, reinterpret_cast<float*>(out),
+                          out_stride / 2);
+  }
+  static FA_INLINE void gather_step(const Elem* in, index_t stride, Elem* out) {
+    const auto words = [](const Elem* p) {
+      return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    };
+    _mm512_storeu_si512(out, _mm512_or_si512(words(in), _mm512_slli_epi32(words(in + stride), 16)));
   }
 };
 #endif
@@ -105,19 +123,29 @@ FA_INLINE void multiply_panel(index_t first_step, index_t last_step, StripA<type
 
 // A packed B of `depth` k (a multiple of kStep) by `columns` (a multiple of W): panels of Target::kPanel columns one
 // after another, the last one as wide as what is left; inside a panel k-steps, inside a k-step columns, inside a column
-// its k.
+// its k. A single vector would not fill the pipelines: where one is left, the last panel takes another from the one
+// before.
 template <class Target>
 struct Panels {
   using Elem = typename Target::Elem;
-  static constexpr int kStep = Target::Format::kStep;
+  static constexpr index_t kStep = Target::Format::kStep, kPanel = Target::kPanel, W = Target::Simd::W;
 
   Elem* data;
   index_t depth, columns;
 
-  FA_INLINE index_t width(index_t panel) const {
-    return min_of<index_t>(Target::kPanel, columns - panel * Target::kPanel);
+  FA_INLINE index_t count() const { return ceil_div(columns, kPanel); }
+  FA_INLINE index_t begin(index_t panel) const {
+    return min_of(panel * kPanel - (lends() && panel == count() - 1 ? W : 0), columns);
   }
-  FA_INLINE Elem* panel(index_t index) const { return data + index * Target::kPanel * depth; }
+  FA_INLINE index_t width(index_t panel) const { return begin(panel + 1) - begin(panel); }
+  FA_INLINE Elem* panel(index_t index) const { return data + begin(index) * depth; }
+  // The panel that holds a column.
+  FA_INLINE index_t at(index_t column) const {
+    return lends() && column >= begin(count() - 1) ? count() - 1 : column / kPanel;
+  }
+
+ private:
+  FA_INLINE bool lends() const { return Target::kPanelVectors >= 3 && columns > kPanel && columns % kPanel == W; }
 };
 
 // C[0..MR) += or = A * B over panels [first, last) and k in [k_begin, k_end), both multiples of kStep; a starts at
@@ -130,7 +158,7 @@ void multiply_strip(StripA<typename Target::Elem> a, const Panels<Target>& b, in
   for (index_t panel = first; panel < last; ++panel) {
     const index_t width = b.width(panel);
     const auto* data = b.panel(panel) + k_begin * width;
-    auto* out = c + panel * Target::kPanel;
+    auto* const out = c + b.begin(panel);
     switch (width / Target::Simd::W) {
       case 1: multiply_panel<Target, 1>(from, to, a, data, out, c_stride, accumulate); break;
       case 2: multiply_panel<Target, 2>(from, to, a, data, out, c_stride, accumulate); break;

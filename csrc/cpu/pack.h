@@ -100,31 +100,42 @@ void load_keys(const RowFormat<Target>& format, const Problem& p, const Operand&
   }
 }
 
-// B = rows^T: columns are the rows (padded to b.columns, a multiple of W), k runs over features (b.depth == stride).
+// Columns [0, width) of one panel, from rows: k-steps [0, steps) become rows of the panel.
+template <class Target>
+void pack_transposed_panel(const typename Target::Elem* rows, index_t stride, index_t steps, index_t width,
+                           typename Target::Elem* out) {
+  using Format = typename Target::Format;
+  constexpr index_t kStep = Format::kStep, W = Target::Simd::W;
+  for (index_t c = 0; c < width; c += W) {
+    const auto* const from = rows + c * stride;
+    auto* const to = out + c * kStep;
+    // The last block overlaps the one before it, so that nothing past the last k-step is touched.
+    for (index_t step = 0; step < steps && steps >= W; step += W) {
+      const index_t at = min_of(step, steps - W);
+      Format::transpose(from + at * kStep, stride, to + at * width * kStep, width * kStep);
+    }
+    for (index_t step = 0; step < steps && steps < W; ++step)
+      for (index_t n = 0; n < W; ++n)
+        std::memcpy(to + (step * width + n) * kStep, from + n * stride + step * kStep, sizeof(*to) * kStep);
+  }
+}
+
+// B = rows^T: columns are the rows (padded to b.columns, a multiple of W), k runs over features (b.depth <= stride).
 template <class Target>
 void pack_transposed(const typename Target::Elem* rows, index_t stride, const Panels<Target>& b) {
-  constexpr int kStep = Target::Format::kStep;
-  for (index_t column = 0; column < b.columns;) {
-    const index_t panel = column / Target::kPanel, width = b.width(panel);
-    auto* out = b.panel(panel);
-    for (index_t k = 0; k < b.depth; k += kStep)
-      for (index_t c = 0; c < width; ++c, out += kStep)
-        std::memcpy(out, rows + (column + c) * stride + k, sizeof(*out) * kStep);
-    column += width;
-  }
+  for (index_t panel = 0; panel < b.count(); ++panel)
+    pack_transposed_panel<Target>(rows + b.begin(panel) * stride, stride, b.depth / b.kStep, b.width(panel),
+                                  b.panel(panel));
 }
 
 // B = rows: k runs over rows (b.depth, a multiple of kStep), columns are features (stride == b.columns).
 template <class Target>
 void pack_direct(const typename Target::Elem* rows, index_t stride, const Panels<Target>& b) {
-  constexpr int kStep = Target::Format::kStep;
-  for (index_t column = 0; column < b.columns;) {
-    const index_t panel = column / Target::kPanel, width = b.width(panel);
+  for (index_t panel = 0; panel < b.count(); ++panel) {
     auto* out = b.panel(panel);
-    for (index_t k = 0; k < b.depth; k += kStep)
-      for (index_t c = 0; c < width; ++c)
-        for (int t = 0; t < kStep; ++t) *out++ = rows[(k + t) * stride + column + c];
-    column += width;
+    for (index_t k = 0; k < b.depth; k += b.kStep)
+      for (index_t c = 0; c < b.width(panel); c += b.W, out += b.W * b.kStep)
+        Target::Format::gather_step(rows + k * stride + b.begin(panel) + c, stride, out);
   }
 }
 

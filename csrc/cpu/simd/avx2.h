@@ -64,9 +64,14 @@ struct Avx2Simd {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
   }
   static FA_INLINE void store(BFloat16* p, V x) {
-    alignas(32) float lanes[W];
-    _mm256_store_ps(lanes, x.v);
-    for (int i = 0; i < W; ++i) p[i] = from_float<BFloat16>(lanes[i]);
+    const __m256i bits = _mm256_castps_si256(x.v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q));
+    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
   static FA_INLINE V iota() { return V(_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7)); }
   static FA_INLINE float reduce_max(V x) {
@@ -78,6 +83,25 @@ struct Avx2Simd {
     const __m128 half = _mm_add_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));
     const __m128 quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
+  }
+  // 8 rows of 8 words, strides in words; as for AVX-512, row 4 L + i in lane L of vector i.
+  static FA_INLINE void transpose(const float* in, index_t in_stride, float* out, index_t out_stride) {
+    for (int c = 0; c < W; c += 4) {
+      __m256 r[4];
+      for (int i = 0; i < 4; ++i) {
+        const float* const row = in + i * in_stride + c;
+        r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row)), _mm_loadu_ps(row + 4 * in_stride), 1);
+      }
+      const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(r[0], r[1]));
+      const __m256d b = _mm256_castps_pd(_mm256_unpacklo_ps(r[2], r[3]));
+      const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(r[0], r[1]));
+      const __m256d e = _mm256_castps_pd(_mm256_unpackhi_ps(r[2], r[3]));
+      float* const to = out + c * out_stride;
+      _mm256_storeu_ps(to, _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)));
+      _mm256_storeu_ps(to + out_stride, _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+      _mm256_storeu_ps(to + 2 * out_stride, _mm256_castpd_ps(_mm256_unpacklo_pd(d, e)));
+      _mm256_storeu_ps(to + 3 * out_stride, _mm256_castpd_ps(_mm256_unpackhi_pd(d, e)));
+    }
   }
   static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
     const __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));

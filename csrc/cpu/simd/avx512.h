@@ -69,6 +69,30 @@ struct Avx512Simd {
   static FA_INLINE V iota() { return V(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)); }
   static FA_INLINE float reduce_max(V x) { return _mm512_reduce_max_ps(x.v); }
   static FA_INLINE float reduce_sum(V x) { return _mm512_reduce_add_ps(x.v); }
+  // 16 rows of 16 words, strides in words. Vectors are gathered so that row 4 L + i lands in 128-bit lane L of vector i:
+  // then only a 4 x 4 transpose inside the lanes is left.
+  static FA_INLINE void transpose(const float* in, index_t in_stride, float* out, index_t out_stride) {
+    for (int c = 0; c < W; c += 4) {
+      __m512 r[4];
+      for (int i = 0; i < 4; ++i) {
+        const float* const row = in + i * in_stride + c;
+        const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row)),
+                                                _mm_loadu_ps(row + 4 * in_stride), 1);
+        const __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row + 8 * in_stride)),
+                                                 _mm_loadu_ps(row + 12 * in_stride), 1);
+        r[i] = _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+      }
+      const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1]));
+      const __m512d b = _mm512_castps_pd(_mm512_unpacklo_ps(r[2], r[3]));
+      const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1]));
+      const __m512d e = _mm512_castps_pd(_mm512_unpackhi_ps(r[2], r[3]));
+      float* const to = out + c * out_stride;
+      _mm512_storeu_ps(to, _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)));
+      _mm512_storeu_ps(to + out_stride, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+      _mm512_storeu_ps(to + 2 * out_stride, _mm512_castpd_ps(_mm512_unpacklo_pd(d, e)));
+      _mm512_storeu_ps(to + 3 * out_stride, _mm512_castpd_ps(_mm512_unpackhi_pd(d, e)));
+    }
+  }
   static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
     const __m512i words = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
     const __mmask16 kept = _mm512_cmple_epu32_mask(words, _mm512_set1_epi32(static_cast<int>(threshold)));

@@ -127,6 +127,11 @@ struct PortableSimd {
     for (int i = 1; i < W; ++i) out += x.lane[i];
     return out;
   }
+  // W rows of W elements.
+  static FA_INLINE void transpose(const R* in, index_t in_stride, R* out, index_t out_stride) {
+    for (int r = 0; r < W; ++r)
+      for (int c = 0; c < W; ++c) out[c * out_stride + r] = in[r * in_stride + c];
+  }
   // x where byte <= threshold, else 0.
   static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
     for (int i = 0; i < W; ++i) x.lane[i] = bytes[i] <= threshold ? x.lane[i] : R(0);
