@@ -15,9 +15,12 @@
 #if defined(_MSC_VER)
 #define FA_INLINE FA_HOST_DEVICE __forceinline
 #define FA_RESTRICT __restrict
+#include <xmmintrin.h>
+#define FA_PREFETCH(address) _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0)
 #else
 #define FA_INLINE FA_HOST_DEVICE inline __attribute__((always_inline))
 #define FA_RESTRICT __restrict__
+#define FA_PREFETCH(address) __builtin_prefetch(address)
 #endif
 
 namespace flash_attn {

@@ -75,15 +75,13 @@ class Backward {
       });
       // As many units side by side as there are workers: neighbours in time then do not wait for each other's dQ, and
       // what is in work at a time stays in the cache.
-      const index_t abreast = min_of<index_t>(workers, n);
+      const Abreast tasks{n, key_blocks_, min_of<index_t>(workers, n)};
       parallel_for(executor_, n * key_blocks_, [&](index_t task, int worker) {
-        const index_t band = task / (abreast * key_blocks_), in_band = task % (abreast * key_blocks_);
-        const index_t width = min_of(abreast, n - band * abreast);
-        const index_t unit = band * abreast + in_band % width;
-        const auto block_of = [&](index_t g, index_t qb) {
+        const auto [unit, kb] = tasks[task];
+        const auto block_of = [&, unit = unit](index_t g, index_t qb) {
           return block((unit * p_.group() + g) * query_blocks_ + qb);
         };
-        key_block(first + unit, in_band / width, block_of, scratch(worker));
+        key_block(first + unit, kb, block_of, scratch(worker));
       });
     }
   }

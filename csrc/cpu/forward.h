@@ -1,16 +1,20 @@
 // Forward pass on the CPU: FlashAttention-2, Algorithm 1, over strips.
 //
-// Work is cut into waves of (b, hk) units. A wave first packs K and V of its units, then runs tasks of (unit, query
-// head of the group, block of queries), each of which walks the key blocks it can see. Inside a task a strip of kRows
-// queries meets a whole key block, so that its scores stay in L1: scores, softmax, O += P * V.
+// Many queries per key head: work is cut into waves of (b, hk) units. A wave first packs K and V of its units, then
+// runs tasks of (unit, query head of the group, block of queries), each of which walks the key blocks it can see. Few
+// queries per key head (decode): packing would cost as much as it saves, so tasks are (unit, range of key blocks),
+// which pack a block, let all query heads of the group meet it and go on; then the ranges of a unit are merged
+// (flash-decoding, https://pytorch.org/blog/flash-decoding).
+// Either way a strip of kRows rows meets a whole key block, so that its scores stay in L1: scores, softmax, O += P * V.
 #pragma once
 
 #include <cstring>
 
 #include "core/softmax.h"
 #include "core/thread_pool.h"
+#include "cpu/direct_rows.h"
 #include "cpu/dropout_bytes.h"
-#include "cpu/pack.h"
+#include "cpu/packed_keys.h"
 #include "cpu/score_tables.h"
 #include "cpu/target.h"
 #include "cpu/units.h"
@@ -27,6 +31,12 @@ class Forward {
   using Format = typename Target::Format;
   static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows;
   static constexpr bool kInPlace = std::is_same_v<Elem, Real>;  // P can overwrite the scores.
+  static constexpr index_t kFewRows = 64;  // Rows per unit up to which K and V are packed where they are used, and
+  static constexpr index_t kDirectRows = 4 * kRows;  // not packed at all.
+  // Sums in another order than backward's, which the reference precision does not allow itself.
+  static constexpr bool kMayBeDirect = std::is_same_v<Real, float>;
+  static constexpr index_t kDirectKeys = 128;        // Keys of a block then: few, so that heads of one row follow soon.
+  static constexpr index_t kSplitKeys = 1024;        // Keys of a range that is merged with others.
 
  public:
   Forward(const ForwardProblem& forward, const Executor& executor)
@@ -36,27 +46,132 @@ class Forward {
         format_(row_format<Target>(p_.dtype)),
         units_(p_),
         addend_(p_),
-        tiles_(forward_tiles(p_.D, p_.Dv, sizeof(Elem))),
-        depth_(round_up(p_.D, kStep)),
+        few_(p_.group() * units_.longest_q() <= kFewRows && !f_.s_dmask),
+        direct_(few_ && kMayBeDirect && p_.group() * units_.longest_q() <= kDirectRows),
+        products_(direct_products<Target>(p_.dtype)),
+        heads_(few_ ? p_.group() : 1),
+        tiles_(tiles()),
+        packed_(p_, format_, tiles_.keys),
         q_stride_(round_up(p_.D, W)),
-        o_stride_(round_up(p_.Dv, W)) {
-    tiles_.keys = min_of(tiles_.keys, round_up(max_of<index_t>(units_.longest_k(), 1), kKeyAlign));
-    // Smaller blocks when there would be too few tasks for the threads: a row's result does not depend on its
-    // neighbours.
-    while (tiles_.queries > 16 && units_.count() * p_.group() * ceil_div(units_.longest_q(), tiles_.queries) <
-                                      4 * index_t(executor.num_threads))
-      tiles_.queries /= 2;
-    query_blocks_ = ceil_div(units_.longest_q(), tiles_.queries);
-    key_blocks_ = ceil_div(units_.longest_k(), tiles_.keys);
-  }
+        o_stride_(round_up(p_.Dv, W)),
+        query_blocks_(ceil_div(units_.longest_q(), tiles_.queries)),
+        key_blocks_(ceil_div(units_.longest_k(), tiles_.keys)) {}
 
   void run() {
     clear_slack_rows(format_, p_, f_.out, p_.varlen ? p_.cu_seqlens_q[p_.B] : 0, p_.Tq, p_.H, p_.Dv);
     fill_slack_lse(p_, static_cast<Real*>(f_.lse), std::numeric_limits<Real>::infinity());
     if (f_.s_dmask) std::memset(f_.s_dmask, 0, static_cast<std::size_t>(p_.B * p_.H * p_.Sq * p_.Sk * format_.size));
     if (query_blocks_ == 0) return;
+    if (few_)
+      run_few();
+    else
+      run_many();
+  }
 
-    const index_t unit_elems = key_blocks_ * tiles_.keys * (depth_ + o_stride_);
+ private:
+  // Some query heads and queries of a sequence; its rows are (query, head), the heads being neighbours.
+  struct Block {
+    index_t b, h, heads, first, rows;
+    Sequence sequence;
+    const ScoreRule<Real>* rules;  // heads
+    Elem* packed;
+    index_t packed_step;  // Between key blocks; 0 where there is one at a time.
+    Range keys;           // What its rows see.
+
+    FA_INLINE index_t head(index_t r) const { return heads == 1 ? h : h + r % heads; }
+    FA_INLINE index_t query(index_t r) const { return first + (heads == 1 ? r : r / heads); }
+    FA_INLINE const ScoreRule<Real>& rule(index_t r) const { return rules[heads == 1 ? 0 : r % heads]; }
+    // The smallest interval that holds all keys that some of the rows see, mask aside.
+    Range seen(Range rows_seen) const {
+      const Range queries{query(rows_seen.begin), query(rows_seen.end - 1) + 1};
+      Range hull = rules[0].visible_keys(queries);
+      for (index_t g = 1; g < heads && rules[0].bounds.given(); ++g) {
+        const Range other = rules[g].visible_keys(queries);
+        if (hull.empty()) hull = other;
+        if (!other.empty()) hull = {min_of(hull.begin, other.begin), max_of(hull.end, other.end)};
+      }
+      return hull;
+    }
+  };
+
+  struct Scratch {
+    Elem* rows;                     // queries x q_stride
+    Elem* staging;                  // see PackedKeys
+    Elem* packed;                   // One key block, when few but not direct.
+    const void **k_rows, **v_rows;  // Addresses of a block's keys, when direct.
+    Real* scores;                   // kRows x keys
+    Elem* probabilities;            // kRows x keys; the memory of scores when kInPlace
+    Real* o;                        // queries x o_stride
+    SoftmaxState<Real>* state;
+    ScoreRule<Real>* rules;  // heads
+    Block* blocks;
+    std::uint8_t* dropout;  // keys, rounded up to 256
+    Real* addend;           // keys, when there is a bias or a mask
+    index_t bytes;
+  };
+
+  // What a range of key blocks gives, to be merged.
+  struct Partial {
+    Real* o;  // rows x o_stride
+    SoftmaxState<Real>* state;
+    index_t bytes;
+  };
+
+  Tiles tiles() const {
+    Tiles t = forward_tiles(p_.D, p_.Dv, sizeof(Elem));
+    t.keys = min_of(t.keys, round_up(max_of<index_t>(units_.longest_k(), 1), kKeyAlign));
+    if (direct_) t.keys = min_of(t.keys, kDirectKeys);
+    if (few_) return {max_of<index_t>(1, p_.group() * units_.longest_q()), t.keys};
+    // Smaller blocks when there would be too few tasks for the threads: a row's result does not depend on its
+    // neighbours.
+    while (t.queries > 16 &&
+           units_.count() * p_.group() * ceil_div(units_.longest_q(), t.queries) < 4 * index_t(executor_.num_threads))
+      t.queries /= 2;
+    return t;
+  }
+
+  Scratch carve(char* base) const {
+    Carver c(base);
+    Scratch s{};
+    const index_t queries = round_up(tiles_.queries, kRows);
+    s.rows = c.take<Elem>(slots_ * queries * q_stride_);
+    s.staging = c.take<Elem>(packed_.staging_elems());
+    s.packed = c.take<Elem>(few_ && !direct_ ? packed_.block_elems() : 0);
+    s.k_rows = c.take<const void*>(direct_ ? tiles_.keys : 0);
+    s.v_rows = c.take<const void*>(direct_ ? tiles_.keys : 0);
+    s.scores = c.take<Real>(kRows * tiles_.keys);
+    s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * tiles_.keys);
+    s.o = c.take<Real>(slots_ * queries * o_stride_);
+    s.state = c.take<SoftmaxState<Real>>(slots_ * queries);
+    s.rules = c.take<ScoreRule<Real>>(slots_ * heads_);
+    s.blocks = c.take<Block>(slots_);
+    s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 256));
+    s.addend = c.take<Real>(addend_.given() ? tiles_.keys : 0);
+    s.bytes = c.used();
+    return s;
+  }
+  // The part of a scratch that belongs to one of the blocks that are worked on side by side.
+  Scratch slot(const Scratch& all, index_t i) const {
+    const index_t queries = round_up(tiles_.queries, kRows);
+    Scratch s = all;
+    s.rows += i * queries * q_stride_;
+    s.o += i * queries * o_stride_;
+    s.state += i * queries;
+    s.rules += i * heads_;
+    s.blocks += i;
+    return s;
+  }
+  Partial carve_partial(char* base) const {
+    Carver c(base);
+    Partial part{};
+    part.o = c.take<Real>(tiles_.queries * o_stride_);
+    part.state = c.take<SoftmaxState<Real>>(tiles_.queries);
+    part.bytes = c.used();
+    return part;
+  }
+
+  void run_many() {
+    const index_t unit_elems = key_blocks_ * packed_.block_elems();
     const index_t wave = units_.wave(unit_elems * index_t(sizeof(Elem)));
     const index_t per_unit = p_.group() * query_blocks_;
     const int workers = worker_count(executor_, wave * max_of(per_unit, key_blocks_));
@@ -69,102 +184,172 @@ class Forward {
     for (index_t first = 0; first < units_.count(); first += wave) {
       const index_t n = min_of(wave, units_.count() - first);
       parallel_for(executor_, n * key_blocks_, [&](index_t task, int worker) {
-        const index_t unit = task / key_blocks_;
-        pack(first + unit, packed + unit * unit_elems, task % key_blocks_, scratch(worker));
+        const index_t unit = first + task / key_blocks_, kb = task % key_blocks_;
+        const index_t keys = keys_of(p_.sequence(units_.b(unit)), kb);
+        if (keys > 0)
+          packed_.pack(units_.b(unit), units_.hk(unit), kb * tiles_.keys, keys, {0, keys},
+                       packed + (unit - first) * unit_elems + kb * packed_.block_elems(), scratch(worker).staging);
       });
       // Late query blocks see most keys under a causal mask: they go first, so that no thread ends on a long one.
       parallel_for(executor_, n * per_unit, [&](index_t task, int worker) {
         const index_t unit = task / per_unit, g = task % per_unit / query_blocks_;
-        attend(first + unit, packed + unit * unit_elems, g, query_blocks_ - 1 - task % query_blocks_, scratch(worker));
+        const Scratch s = scratch(worker);
+        Block& block = begin(first + unit, g, query_blocks_ - 1 - task % query_blocks_, s);
+        block.packed = packed + unit * unit_elems;
+        block.packed_step = packed_.block_elems();
+        attend(block, {0, key_blocks_}, s);
+        finish(block, s);
+        if (f_.s_dmask) write_dmask(block, s);
       });
     }
   }
 
- private:
-  struct Scratch {
-    Elem* rows;           // Queries x q_stride; while packing keys x the larger stride.
-    Real* scores;         // kRows x keys
-    Elem* probabilities;  // kRows x keys; the memory of scores when kInPlace
-    Real* o;              // queries x o_stride
-    SoftmaxState<Real>* state;
-    std::uint8_t* dropout;  // keys, rounded up to 256
-    Real* addend;           // keys, when there is a bias or a mask
-    index_t bytes;
-  };
+  // The ranges of keys depend on lengths and num_splits alone, so results do not depend on threads or on other
+  // sequences.
+  void run_few() {
+    const index_t by_default = ceil_div(units_.longest_k(), kSplitKeys);
+    const index_t splits =
+        max_of<index_t>(1, min_of<index_t>(p_.num_splits > 0 ? p_.num_splits : by_default, key_blocks_));
+    const index_t partial_bytes = carve_partial(nullptr).bytes;
+    const index_t wave = units_.wave(splits * partial_bytes);
+    // Key heads side by side in a task: their rows are neighbours in memory, which is then read almost in its order.
+    slots_ = direct_ ? min_of(p_.Hk, wave) : 1;
+    while (slots_ > 1 && units_.count() * splits < 4 * slots_ * index_t(executor_.num_threads)) slots_ /= 2;
+    const index_t scratch_bytes = carve(nullptr).bytes;
+    const int workers = worker_count(executor_, wave * splits);
+    const Workspace memory(workers * scratch_bytes + (splits > 1 ? wave * splits * partial_bytes : 0));
+    const auto scratch = [&](int worker) { return carve(memory.data() + worker * scratch_bytes); };
+    const auto partial = [&](index_t unit, index_t split) {
+      return carve_partial(memory.data() + workers * scratch_bytes + (unit * splits + split) * partial_bytes);
+    };
 
-  // One (sequence, head, block of queries).
-  struct Block {
-    index_t b, h, first, rows;
-    Sequence sequence;
-    ScoreRule<Real> rule;
-    Elem* packed;
-    Range keys;  // What its queries see.
-  };
-
-  Scratch carve(char* base) const {
-    Carver c(base);
-    Scratch s{};
-    const index_t queries = round_up(tiles_.queries, kRows);
-    s.rows = c.take<Elem>(max_of(queries * q_stride_, tiles_.keys * max_of(q_stride_, o_stride_)));
-    s.scores = c.take<Real>(kRows * tiles_.keys);
-    s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * tiles_.keys);
-    s.o = c.take<Real>(queries * o_stride_);
-    s.state = c.take<SoftmaxState<Real>>(queries);
-    s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 256));
-    s.addend = c.take<Real>(addend_.given() ? tiles_.keys : 0);
-    s.bytes = c.used();
-    return s;
+    for (index_t first = 0; first < units_.count(); first += wave) {
+      const index_t n = min_of(wave, units_.count() - first);
+      parallel_for(executor_, ceil_div(n, slots_) * splits, [&](index_t task, int worker) {
+        const index_t unit = task / splits * slots_, split = task % splits;
+        const Range blocks{split * key_blocks_ / splits, (split + 1) * key_blocks_ / splits};
+        const Scratch s = scratch(worker);
+        const index_t side_by_side = min_of(slots_, n - unit);
+        for (index_t i = 0; i < side_by_side; ++i) begin(first + unit + i, 0, 0, slot(s, i));
+        for (index_t kb = blocks.begin; kb < blocks.end; ++kb)
+          for (index_t i = 0; i < side_by_side; ++i) attend(s.blocks[i], {kb, kb + 1}, slot(s, i));
+        for (index_t i = 0; i < side_by_side; ++i)
+          if (splits == 1)
+            finish(s.blocks[i], slot(s, i));
+          else
+            keep(s.blocks[i], slot(s, i), partial(unit + i, split));
+      });
+      if (splits == 1) continue;
+      parallel_for(executor_, n, [&](index_t unit, int worker) {
+        const Scratch s = scratch(worker);
+        begin(first + unit, 0, 0, s);
+        for (index_t split = 0; split < splits; ++split) merge(s.blocks[0], partial(unit, split), s);
+        finish(s.blocks[0], s);
+      });
+    }
   }
 
-  Panels<Target> k_panels(Elem* unit, index_t block, index_t keys) const {
-    return {unit + block * tiles_.keys * (depth_ + o_stride_), depth_, round_up(keys, W)};
-  }
-  Panels<Target> v_panels(Elem* unit, index_t block, index_t keys) const {
-    return {unit + block * tiles_.keys * (depth_ + o_stride_) + tiles_.keys * depth_, round_up(keys, W), o_stride_};
+  // Keys of block kb; none or fewer past the end of a sequence.
+  index_t keys_of(const Sequence& sequence, index_t kb) const {
+    return min_of(tiles_.keys, sequence.k_len - kb * tiles_.keys);
   }
 
-  void pack(index_t unit, Elem* packed, index_t block, const Scratch& s) const {
-    const index_t b = units_.b(unit), hk = units_.hk(unit);
-    const Sequence sequence = p_.sequence(b);
-    const index_t first = block * tiles_.keys;
-    if (first >= sequence.k_len) return;
-    const index_t keys = min_of(tiles_.keys, sequence.k_len - first), padded = round_up(keys, W);
-    load_keys(format_, p_, p_.k, b, hk, first, keys, padded, p_.D, q_stride_, s.rows);
-    pack_transposed(s.rows, q_stride_, k_panels(packed, block, keys));
-    load_keys(format_, p_, p_.v, b, hk, first, keys, padded, p_.Dv, o_stride_, s.rows);
-    pack_direct(s.rows, o_stride_, v_panels(packed, block, keys));
-  }
-
-  void attend(index_t unit, Elem* packed, index_t g, index_t query_block, const Scratch& s) const {
-    Block block{};
+  // Sets up a block, which may have no rows, and an empty state of its rows.
+  Block& begin(index_t unit, index_t g, index_t query_block, const Scratch& s) const {
+    Block& block = *s.blocks;
+    block = {};
     block.b = units_.b(unit);
+    block.heads = heads_;
     block.h = units_.hk(unit) * p_.group() + g;
     block.first = query_block * tiles_.queries;
+    block.packed = s.packed;
     block.sequence = p_.sequence(block.b);
-    if (block.first >= block.sequence.q_len) return;
-    block.rows = min_of(tiles_.queries, block.sequence.q_len - block.first);
-    block.rule = p_.score_rule<Real>(block.b, block.h);
-    block.packed = packed;
-    block.keys = block.rule.visible_keys(Range{block.first, block.first + block.rows});
+    block.rows = min_of(tiles_.queries, (block.sequence.q_len - block.first) * heads_);
+    if (block.rows <= 0) {
+      block.rows = 0;
+      return block;
+    }
+    for (index_t n = 0; n < heads_; ++n) s.rules[n] = p_.template score_rule<Real>(block.b, block.h + n);
+    block.rules = s.rules;
+    block.keys = block.seen({0, block.rows});
 
     const index_t padded = round_up(block.rows, kRows);
-    load_rows(format_, row_at(p_.q, format_.size, block.b, block.sequence.q_begin + block.first, block.h),
-              p_.q.row_stride * format_.size, block.rows, padded, p_.D, q_stride_, s.rows);
+    for (index_t r = 0; r < block.rows; r += heads_ == 1 ? block.rows : heads_) {
+      const index_t row = block.sequence.q_begin + block.query(r);
+      const bool last = heads_ == 1 || r + heads_ == block.rows;
+      load_rows(format_, row_at(p_.q, format_.size, block.b, row, block.h),
+                (heads_ == 1 ? p_.q.row_stride : p_.q.head_stride) * format_.size, heads_ == 1 ? block.rows : heads_,
+                last ? padded - r : heads_, p_.D, q_stride_, s.rows + r * q_stride_);
+    }
     fill(s.o, 0, padded * o_stride_, Real(0));
     for (index_t r = 0; r < padded; ++r) s.state[r] = {};
-
-    if (!block.keys.empty())
-      for (index_t kb = block.keys.begin / tiles_.keys; kb * tiles_.keys < block.keys.end; ++kb)
-        if (!hidden(block, kb))
-          for (index_t r = 0; r < block.rows; r += kRows) strip(block, kb, r, s);
-    finish(block, s);
-    if (f_.s_dmask) write_dmask(block, s);
+    return block;
   }
 
-  // Whether the mask hides a whole key block from a whole block of queries.
+  void attend(const Block& block, Range key_blocks, const Scratch& s) const {
+    if (block.rows == 0 || block.keys.empty()) return;
+    const index_t first = max_of(key_blocks.begin, block.keys.begin / tiles_.keys);
+    const index_t last = min_of(key_blocks.end, ceil_div(block.keys.end, tiles_.keys));
+    for (index_t kb = first; kb < last; ++kb) {
+      if (hidden(block, kb)) continue;
+      if (direct_)
+        find_rows(block, kb, s);
+      else if (few_)
+        pack_seen(block, kb, s);
+      for (index_t r = 0; r < block.rows; r += kRows) strip(block, kb, r, s);
+    }
+  }
+
+  void find_rows(const Block& block, index_t kb, const Scratch& s) const {
+    const index_t origin = kb * tiles_.keys, keys = keys_of(block.sequence, kb), hk = block.h / p_.group();
+    const index_t begin = max_of<index_t>(block.keys.begin - origin, 0) / W * W;
+    for (index_t n = begin; n < keys;) {
+      const KeyRun run = p_.keys_from(block.sequence, block.b, origin + n);
+      const char* k = row_at(p_.k, format_.size, run.batch, run.row, hk);
+      const char* v = row_at(p_.v, format_.size, run.batch, run.row, hk);
+      for (const index_t end = min_of(n + run.count, keys); n < end; ++n) {
+        s.k_rows[n] = k;
+        s.v_rows[n] = v;
+        if (n - begin < kPrefetchKeys) {
+          prefetch_row(k, p_.D * format_.size);
+          prefetch_row(v, p_.Dv * format_.size);
+        }
+        k += p_.k.row_stride * format_.size;
+        v += p_.v.row_stride * format_.size;
+      }
+    }
+  }
+
+  void pack_seen(const Block& block, index_t kb, const Scratch& s) const {
+    const index_t origin = kb * tiles_.keys, keys = keys_of(block.sequence, kb);
+    packed_.pack(block.b, block.h / p_.group(), origin, keys,
+                 {max_of<index_t>(block.keys.begin - origin, 0), min_of(block.keys.end - origin, keys)}, block.packed,
+                 s.staging);
+  }
+
+  // Whether the mask hides a whole key block from all rows.
   bool hidden(const Block& block, index_t kb) const {
-    const Range keys{kb * tiles_.keys, min_of((kb + 1) * tiles_.keys, block.sequence.k_len)};
-    return block.rule.mask.given() && block.rule.cover({block.first, block.first + block.rows}, keys) == Cover::none;
+    if (!block.rules[0].mask.given()) return false;
+    const Range keys{kb * tiles_.keys, kb * tiles_.keys + keys_of(block.sequence, kb)};
+    const Range queries{block.first, block.query(block.rows - 1) + 1};
+    for (index_t n = 0; n < block.heads; ++n)
+      if (block.rules[n].cover(queries, keys) != Cover::none) return false;
+    return true;
+  }
+
+  void keep(const Block& block, const Scratch& s, const Partial& part) const {
+    std::memcpy(part.o, s.o, static_cast<std::size_t>(block.rows * o_stride_) * sizeof(Real));
+    for (index_t r = 0; r < block.rows; ++r) part.state[r] = s.state[r];
+  }
+
+  void merge(const Block& block, const Partial& part, const Scratch& s) const {
+    for (index_t r = 0; r < block.rows; ++r) {
+      Real factor, factor_part;
+      s.state[r].merge(part.state[r], factor, factor_part);
+      Real* const o = s.o + r * o_stride_;
+      for (index_t n = 0; n < o_stride_; n += W)
+        Simd::store(o + n, fma(Simd::load(part.o + r * o_stride_ + n), V(factor_part), Simd::load(o + n) * V(factor)));
+    }
   }
 
   // The part of a key block that a strip of queries sees, as columns of the block.
@@ -175,12 +360,12 @@ class Forward {
     index_t keys;         // Keys in the block.
   };
   bool columns(const Block& block, index_t kb, Range rows, Columns& c) const {
-    const Range seen = block.rule.visible_keys(Range{block.first + rows.begin, block.first + rows.end});
+    const Range seen = block.seen(rows);
     c.origin = kb * tiles_.keys;
-    c.keys = min_of(tiles_.keys, block.sequence.k_len - c.origin);
+    c.keys = keys_of(block.sequence, kb);
     const index_t begin = max_of<index_t>(seen.begin - c.origin, 0), end = min_of(seen.end - c.origin, c.keys);
     if (begin >= end) return false;
-    const Panels<Target> panels = k_panels(block.packed, kb, c.keys);
+    const Panels<Target> panels = packed_.k(block.packed, c.keys);
     c.first = panels.at(begin);
     c.last = panels.at(end - 1) + 1;
     c.begin = begin / W * W;
@@ -189,8 +374,12 @@ class Forward {
   }
 
   void scores(const Block& block, index_t kb, index_t r, const Columns& c, const Scratch& s) const {
-    multiply_strip<Target>({s.rows + r * q_stride_, q_stride_, kStep}, k_panels(block.packed, kb, c.keys), 0, depth_,
-                           c.first, c.last, s.scores, tiles_.keys, false);
+    if (direct_)
+      return products_.dots(s.rows + r * q_stride_, q_stride_, p_.D, s.k_rows, c.begin, min_of(c.end, c.keys), s.scores,
+                            tiles_.keys);
+    multiply_strip<Target>({s.rows + r * q_stride_, q_stride_, kStep},
+                           packed_.k(block.packed + kb * block.packed_step, c.keys), 0, packed_.depth(), c.first,
+                           c.last, s.scores, tiles_.keys, false);
   }
 
   void strip(const Block& block, index_t kb, index_t r, const Scratch& s) const {
@@ -204,18 +393,21 @@ class Forward {
       else
         fill(s.probabilities + n * tiles_.keys, c.begin, c.end, Elem{});
     }
-    const Panels<Target> v = v_panels(block.packed, kb, c.keys);
+    if (direct_)
+      return products_.accumulate(s.probabilities, tiles_.keys, s.v_rows, c.begin, min_of(c.end, c.keys), p_.Dv,
+                                  s.o + r * o_stride_, o_stride_);
+    const Panels<Target> v = packed_.v(block.packed + kb * block.packed_step, c.keys);
     multiply_strip<Target>({s.probabilities + c.begin, tiles_.keys, kStep}, v, c.begin, c.end, 0, v.count(),
                            s.o + r * o_stride_, o_stride_, true);
   }
 
   // Scores of query row r in log2 units, -inf where it sees nothing. Returns the factor that is still to be applied.
   Real mask_and_transform(const Block& block, index_t r, const Columns& c, Real* x, const Scratch& s) const {
-    const index_t i = block.first + r;
-    const ScoreRule<Real>& rule = block.rule;
+    const index_t i = block.query(r);
+    const ScoreRule<Real>& rule = block.rule(r);
     Real factor = rule.scale_log2;
     if (addend_.given()) {
-      addend_.row(rule, block.b, block.h, i, {c.origin + c.begin, c.origin + min_of(c.end, c.keys)},
+      addend_.row(rule, block.b, block.head(r), i, {c.origin + c.begin, c.origin + min_of(c.end, c.keys)},
                   s.addend + c.begin);
       fill(s.addend, min_of(c.end, c.keys), c.end, Real(0));
       V distance = V(Real(rule.diagonal(i) - c.origin - c.begin)) - Simd::iota();
@@ -247,7 +439,8 @@ class Forward {
       for (index_t n = 0; n < o_stride_; n += W) Simd::store(o + n, Simd::load(o + n) * V(rescale));
     }
     const DropoutRule& dropout = p_.dropout;
-    if (dropout.active) dropout_row<Target>(dropout, block.b, block.h, block.first + r, c.origin, c.end, s.dropout);
+    if (dropout.active)
+      dropout_row<Target>(dropout, block.b, block.head(r), block.query(r), c.origin, c.end, s.dropout);
     const V shift = V(-state.shift());
     V sum = V(Real(0));
     for (index_t n = c.begin; n < c.end; n += W) {
@@ -260,17 +453,16 @@ class Forward {
   }
 
   void finish(const Block& block, const Scratch& s) const {
-    Real* const lse = static_cast<Real*>(f_.lse) + p_.lse_offset(block.b, block.h) + block.first;
-    // The sink is one more key, of value 0.
-    const SoftmaxState<Real> sink{p_.sink ? sink_log2<Target>(p_, block.h) : Real(0), Real(1)};
-    const bool has_sink = p_.sink && sink.m > -std::numeric_limits<Real>::infinity();
     for (index_t r = 0; r < block.rows; ++r) {
+      const index_t h = block.head(r), i = block.query(r);
       SoftmaxState<Real>& state = s.state[r];
+      // The sink is one more key, of value 0.
+      const SoftmaxState<Real> sink{p_.sink ? sink_log2<Target>(p_, h) : Real(0), Real(1)};
       Real factor = Real(1), unused;
-      if (has_sink) state.merge(sink, factor, unused);
-      lse[r] = state.lse();
+      if (p_.sink && sink.m > -std::numeric_limits<Real>::infinity()) state.merge(sink, factor, unused);
+      static_cast<Real*>(f_.lse)[p_.lse_offset(block.b, h) + i] = state.lse();
       format_.store(s.o + r * o_stride_, factor * state.finish() * Real(p_.dropout.keep_scale), p_.Dv,
-                    row_at(f_.out, format_.size, block.b, block.sequence.q_begin + block.first + r, block.h));
+                    row_at(f_.out, format_.size, block.b, block.sequence.q_begin + i, h));
     }
   }
 
@@ -307,9 +499,14 @@ class Forward {
   const RowFormat<Target> format_;
   const Units units_;
   const Addend<Target> addend_;
-  Tiles tiles_;
-  const index_t depth_, q_stride_, o_stride_;
-  index_t query_blocks_ = 0, key_blocks_ = 0;
+  const bool few_, direct_;
+  const DirectProducts<Target> products_;
+  const index_t heads_;  // Query heads whose rows share a block.
+  const Tiles tiles_;
+  const PackedKeys<Target> packed_;
+  const index_t q_stride_, o_stride_;
+  const index_t query_blocks_, key_blocks_;
+  index_t slots_ = 1;  // Blocks that a worker has in work side by side.
 };
 
 }  // namespace flash_attn::cpu

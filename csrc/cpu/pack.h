@@ -128,15 +128,22 @@ void pack_transposed(const typename Target::Elem* rows, index_t stride, const Pa
                                   b.panel(panel));
 }
 
-// B = rows: k runs over rows (b.depth, a multiple of kStep), columns are features (stride == b.columns).
+// k-steps [k_begin, k_end) of B = rows, from rows that begin at k_begin: k runs over rows, columns are features
+// (stride == b.columns).
 template <class Target>
-void pack_direct(const typename Target::Elem* rows, index_t stride, const Panels<Target>& b) {
+void pack_direct_rows(const typename Target::Elem* rows, index_t stride, index_t k_begin, index_t k_end,
+                      const Panels<Target>& b) {
   for (index_t panel = 0; panel < b.count(); ++panel) {
-    auto* out = b.panel(panel);
-    for (index_t k = 0; k < b.depth; k += b.kStep)
+    auto* out = b.panel(panel) + k_begin * b.width(panel);
+    for (index_t k = 0; k < k_end - k_begin; k += b.kStep)
       for (index_t c = 0; c < b.width(panel); c += b.W, out += b.W * b.kStep)
         Target::Format::gather_step(rows + k * stride + b.begin(panel) + c, stride, out);
   }
+}
+
+template <class Target>
+void pack_direct(const typename Target::Elem* rows, index_t stride, const Panels<Target>& b) {
+  pack_direct_rows<Target>(rows, stride, 0, b.depth, b);
 }
 
 }  // namespace flash_attn::cpu

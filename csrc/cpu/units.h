@@ -35,6 +35,21 @@ class Units {
   index_t longest_q_ = 0, longest_k_ = 0;
 };
 
+// Tasks (unit, step) of n units with the same number of steps, `abreast` units side by side: step by step over those,
+// then on to the next ones.
+struct Abreast {
+  index_t n, steps, abreast;
+
+  struct Task {
+    index_t unit, step;
+  };
+  FA_INLINE Task operator[](index_t task) const {
+    const index_t band = task / (abreast * steps), in_band = task % (abreast * steps);
+    const index_t width = min_of(abreast, n - band * abreast);
+    return {band * abreast + in_band % width, in_band / width};
+  }
+};
+
 // Zeros in the rows of x that no sequence owns: those after the last one.
 template <class Target>
 void clear_slack_rows(const RowFormat<Target>& rows, const Problem& p, const Operand& x, index_t first, index_t total,

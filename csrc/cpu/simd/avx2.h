@@ -84,6 +84,12 @@ struct Avx2Simd {
     const __m128 quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
   }
+  // Lane i is the sum of the lanes of x[i].
+  static FA_INLINE V sum_each(const V* x) {
+    const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(x[0].v, x[1].v), _mm256_hadd_ps(x[2].v, x[3].v));
+    const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(x[4].v, x[5].v), _mm256_hadd_ps(x[6].v, x[7].v));
+    return V(_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)));
+  }
   // 8 rows of 8 words, strides in words; as for AVX-512, row 4 L + i in lane L of vector i.
   static FA_INLINE void transpose(const float* in, index_t in_stride, float* out, index_t out_stride) {
     for (int c = 0; c < W; c += 4) {

@@ -69,15 +69,31 @@ struct Avx512Simd {
   static FA_INLINE V iota() { return V(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)); }
   static FA_INLINE float reduce_max(V x) { return _mm512_reduce_max_ps(x.v); }
   static FA_INLINE float reduce_sum(V x) { return _mm512_reduce_add_ps(x.v); }
-  // 16 rows of 16 words, strides in words. Vectors are gathered so that row 4 L + i lands in 128-bit lane L of vector i:
-  // then only a 4 x 4 transpose inside the lanes is left.
+  // Lane i is the sum of the lanes of x[i].
+  static FA_INLINE V sum_each(const V* x) {
+    const auto lanes = [](__m512 a, __m512 b) {
+      return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    };
+    const auto quarters = [](__m512 a, __m512 b) {
+      return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    };
+    __m512 four[4];  // In each 128-bit lane the sums of that lane of x[4 i] .. x[4 i + 3].
+    for (int i = 0; i < 4; ++i) {
+      const __m512d a = _mm512_castps_pd(lanes(x[4 * i].v, x[4 * i + 1].v));
+      const __m512d b = _mm512_castps_pd(lanes(x[4 * i + 2].v, x[4 * i + 3].v));
+      four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    return V(quarters(quarters(four[0], four[1]), quarters(four[2], four[3])));
+  }
+  // 16 rows of 16 words, strides in words. Vectors are gathered so that row 4 L + i lands in 128-bit lane L of vector
+  // i: then only a 4 x 4 transpose inside the lanes is left.
   static FA_INLINE void transpose(const float* in, index_t in_stride, float* out, index_t out_stride) {
     for (int c = 0; c < W; c += 4) {
       __m512 r[4];
       for (int i = 0; i < 4; ++i) {
         const float* const row = in + i * in_stride + c;
-        const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row)),
-                                                _mm_loadu_ps(row + 4 * in_stride), 1);
+        const __m256 low =
+            _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row)), _mm_loadu_ps(row + 4 * in_stride), 1);
         const __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row + 8 * in_stride)),
                                                  _mm_loadu_ps(row + 12 * in_stride), 1);
         r[i] = _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);

@@ -127,6 +127,12 @@ struct PortableSimd {
     for (int i = 1; i < W; ++i) out += x.lane[i];
     return out;
   }
+  // Lane i is the sum of the lanes of x[i].
+  static FA_INLINE V sum_each(const V* x) {
+    V out;
+    for (int i = 0; i < W; ++i) out.lane[i] = reduce_sum(x[i]);
+    return out;
+  }
   // W rows of W elements.
   static FA_INLINE void transpose(const R* in, index_t in_stride, R* out, index_t out_stride) {
     for (int r = 0; r < W; ++r)

@@ -1,0 +1,220 @@
+// Products with the rows of K and V where they are in memory, for strips that meet each key once: nothing is packed,
+// and a row is read once from memory. Rows are given by their addresses, so that pages cost nothing.
+#pragma once
+
+#include "cpu/pack.h"
+#include "cpu/target.h"
+
+namespace flash_attn::cpu {
+
+// How elements of type T in memory become multiplicands of a Format, `n` of them being left in the row.
+template <class Target, class T>
+struct DirectFormat {
+  using Simd = typename Target::Simd;
+  using V = typename Simd::V;
+  using Elem = typename Target::Elem;
+  static constexpr int kLength = Simd::W;  // Features of a load.
+  static constexpr int kVectors = 1;       // Accumulators that a load of one k-step of V meets.
+
+  static FA_INLINE V load(const T* row) { return Simd::load(row); }
+  static FA_INLINE V load(const T* row, index_t n) {
+    T part[kLength] = {};
+    std::memcpy(part, row, static_cast<std::size_t>(min_of<index_t>(n, kLength)) * sizeof(T));
+    return Simd::load(part);
+  }
+  static FA_INLINE V load_query(const Elem* q) { return Simd::load(q); }
+  static FA_INLINE V load_query(const Elem* q, index_t) { return Simd::load(q); }
+  template <class... Left>
+  static FA_INLINE void columns(const T* const* rows, index_t at, V* out, Left... left) {
+    *out = load(rows[0] + at, left...);
+  }
+  static FA_INLINE void in_order(V*) {}
+};
+
+#if defined(__AVX512BF16__)
+// Pairs along the features for scores, pairs of keys for the output. The latter come out of the interleaving
+// instructions four columns of each by turns: out[0] has columns 0-3, 8-11, 16-19 and 24-27, out[1] the others.
+template <class SimdT, int Rows, int PanelVectors>
+struct DirectFormat<Target<SimdT, Bf16Pairs, Rows, PanelVectors>, BFloat16> {
+  using V = Avx512Vector;
+  using Elem = BFloat16;
+  static constexpr int kLength = 32, kVectors = 2;
+
+  static FA_INLINE __m512i load(const BFloat16* row) { return _mm512_loadu_si512(row); }
+  static FA_INLINE __m512i load(const BFloat16* row, index_t n) {
+    return _mm512_maskz_loadu_epi16(n < kLength ? (__mmask32(1) << n) - 1 : ~__mmask32(0), row);
+  }
+  static FA_INLINE __m512i load_query(const Elem* q) { return load(q); }
+  static FA_INLINE __m512i load_query(const Elem* q, index_t n) { return load(q, n); }
+  template <class... Left>
+  static FA_INLINE void columns(const BFloat16* const* rows, index_t at, __m512i* out, Left... left) {
+    const __m512i even = load(rows[0] + at, left...), odd = load(rows[1] + at, left...);
+    out[0] = _mm512_unpacklo_epi16(even, odd);
+    out[1] = _mm512_unpackhi_epi16(even, odd);
+  }
+  static FA_INLINE void in_order(V* sums) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    const V first = V(_mm512_permutex2var_ps(sums[0].v, low, sums[1].v));
+    sums[1] = V(_mm512_permutex2var_ps(sums[0].v, high, sums[1].v));
+    sums[0] = first;
+  }
+};
+#endif
+
+// Keys ahead of the one in work whose rows are asked for: what the caches' own prefetchers miss where rows lie far
+// apart.
+inline constexpr index_t kPrefetchKeys = 16;
+
+FA_INLINE void prefetch_row(const void* row, index_t bytes) {
+  for (index_t byte = 0; byte < bytes; byte += 64) FA_PREFETCH(static_cast<const char*>(row) + byte);
+}
+
+// sum[i * N + k] += q[i] . row[k] over features [d, d + kLength); `left` is how many there are, if not all.
+template <class Target, class T, int R, int N, class... Left>
+FA_INLINE void dot_step(const typename Target::Elem* q, index_t q_stride, const T* const* row, index_t d,
+                        typename Target::Simd::V* sum, Left... left) {
+  using Direct = DirectFormat<Target, T>;
+  decltype(Direct::load(row[0])) key[N];
+  for (int k = 0; k < N; ++k) key[k] = Direct::load(row[k] + d, left...);
+  for (int i = 0; i < R; ++i) {
+    const auto query = Direct::load_query(q + i * q_stride + d, left...);
+    for (int k = 0; k < N; ++k) sum[i * N + k] = Target::Format::multiply_add(query, key[k], sum[i * N + k]);
+  }
+}
+
+// scores[r * ld + n] = q[r] . rows[n] for the kRows queries of a strip and n in [begin, end).
+template <class Target, class T>
+void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const T* const* rows, index_t begin,
+              index_t end, typename Target::Real* scores, index_t ld) {
+  using Direct = DirectFormat<Target, T>;
+  using Simd = typename Target::Simd;
+  using V = typename Simd::V;
+  constexpr int W = Simd::W, R = W == 16 ? 4 : 2, N = W / R;
+  static_assert(Target::kRows % R == 0);
+  const index_t whole = D / Direct::kLength * Direct::kLength;
+  for (index_t n = begin; n < end; n += N) {
+    const T* row[N];
+    for (int k = 0; k < N; ++k) {
+      row[k] = rows[min_of(n + k, end - 1)];
+      if (n + k + kPrefetchKeys < end) prefetch_row(rows[n + k + kPrefetchKeys], D * index_t(sizeof(T)));
+    }
+    for (int r = 0; r < Target::kRows; r += R) {
+      V sum[W];
+      for (int i = 0; i < W; ++i) sum[i] = V(typename Target::Real(0));
+      const auto* const queries = q + r * q_stride;
+      for (index_t d = 0; d < whole; d += Direct::kLength) dot_step<Target, T, R, N>(queries, q_stride, row, d, sum);
+      if (whole < D) dot_step<Target, T, R, N>(queries, q_stride, row, whole, sum, D - whole);
+      alignas(64) typename Target::Real sums[W];
+      Simd::store(sums, Simd::sum_each(sum));
+      for (int i = 0; i < R; ++i) {
+        auto* const to = scores + (r + i) * ld + n;
+        if (n + N <= end)
+          std::memcpy(to, sums + i * N, N * sizeof(*sums));
+        else
+          std::memcpy(to, sums + i * N, static_cast<std::size_t>(end - n) * sizeof(*sums));
+      }
+    }
+  }
+}
+
+// o[r][at .. at + N * W) += sum over n in [begin, end) of p[r * ld + n] * rows[n][at ..], for not more than
+// kStepsPerSum steps; p is 0 at `end` where kStep does not divide it. Whole: there are that many features.
+template <class Target, class T, int N, bool Whole>
+FA_INLINE void accumulate_columns(const typename Target::Elem* p, index_t ld, const T* const* rows, index_t begin,
+                                  index_t end, index_t at, index_t features, typename Target::Real* o,
+                                  index_t o_stride) {
+  using Direct = DirectFormat<Target, T>;
+  using Simd = typename Target::Simd;
+  using V = typename Simd::V;
+  constexpr index_t kStep = Target::Format::kStep;
+  V sum[Target::kRows][N];
+  for (int r = 0; r < Target::kRows; ++r)
+    for (int c = 0; c < N; ++c) sum[r][c] = V(typename Target::Real(0));
+  for (index_t n = begin; n < end; n += kStep) {
+    const T* const row[2] = {rows[n], rows[min_of(n + kStep - 1, end - 1)]};
+    for (index_t k = n + kPrefetchKeys; at == 0 && k < min_of(n + kPrefetchKeys + kStep, end); ++k)
+      prefetch_row(rows[k], features * index_t(sizeof(T)));
+    decltype(Direct::load(row[0])) column[N];
+    for (int c = 0; c < N; c += Direct::kVectors) {
+      const index_t from = at + c * Simd::W;
+      if constexpr (Whole)
+        Direct::columns(row, from, column + c);
+      else
+        Direct::columns(row, min_of(from, features), column + c, max_of<index_t>(features - from, 0));
+    }
+    for (int r = 0; r < Target::kRows; ++r) {
+      const auto weight = Target::Format::broadcast(p + r * ld + n);
+      for (int c = 0; c < N; ++c) sum[r][c] = Target::Format::multiply_add(weight, column[c], sum[r][c]);
+    }
+  }
+  const index_t vectors = Whole ? N : ceil_div(features - at, Simd::W);
+  for (int r = 0; r < Target::kRows; ++r) {
+    for (int c = 0; c < N; c += Direct::kVectors) Direct::in_order(sum[r] + c);
+    for (int c = 0; c < N; ++c) {
+      if (!Whole && c >= vectors) break;
+      auto* const to = o + r * o_stride + at + c * Simd::W;
+      Simd::store(to, Simd::load(to) + sum[r][c]);
+    }
+  }
+}
+
+// o[r] += sum over n in [begin, end) of p[r * ld + n] * rows[n]; begin is a multiple of kStep. As in the micro-kernel,
+// sums of kStepsPerSum steps are formed by themselves. All features of some keys come before the next keys, so that a
+// row is in the cache while it is in use.
+template <class Target, class T>
+void accumulate_rows(const typename Target::Elem* p, index_t ld, const T* const* rows, index_t begin, index_t end,
+                     index_t features, typename Target::Real* o, index_t o_stride) {
+  constexpr index_t kSum = kStepsPerSum * Target::Format::kStep, W = Target::Simd::W;
+  constexpr int kWide = Target::kPanelVectors, kNarrow = kWide > 2 ? 2 : kWide;
+  for (index_t n = begin; n < end;) {
+    const index_t last = min_of(end, (n / kSum + 1) * kSum);
+    index_t at = 0;
+    for (; at + kWide * W <= features; at += kWide * W)
+      accumulate_columns<Target, T, kWide, true>(p, ld, rows, n, last, at, features, o, o_stride);
+    for (; at < features; at += kNarrow * W)
+      accumulate_columns<Target, T, kNarrow, false>(p, ld, rows, n, last, at, features, o, o_stride);
+    n = last;
+  }
+}
+
+// The two products for a tensor's dtype, chosen once per call.
+template <class Target>
+struct DirectProducts {
+  using Elem = typename Target::Elem;
+  using Real = typename Target::Real;
+  void (*dots)(const Elem* q, index_t q_stride, index_t D, const void* const* rows, index_t begin, index_t end,
+               Real* scores, index_t ld);
+  void (*accumulate)(const Elem* p, index_t ld, const void* const* rows, index_t begin, index_t end, index_t features,
+                     Real* o, index_t o_stride);
+};
+
+template <class Target, class T>
+DirectProducts<Target> direct_products_of() {
+  using Elem = typename Target::Elem;
+  using Real = typename Target::Real;
+  return {[](const Elem* q, index_t q_stride, index_t D, const void* const* rows, index_t begin, index_t end,
+             Real* scores, index_t ld) {
+            dot_rows<Target, T>(q, q_stride, D, reinterpret_cast<const T* const*>(rows), begin, end, scores, ld);
+          },
+          [](const Elem* p, index_t ld, const void* const* rows, index_t begin, index_t end, index_t features, Real* o,
+             index_t o_stride) {
+            accumulate_rows<Target, T>(p, ld, reinterpret_cast<const T* const*>(rows), begin, end, features, o,
+                                       o_stride);
+          }};
+}
+
+template <class Target>
+DirectProducts<Target> direct_products(DType dtype) {
+  if constexpr (std::is_same_v<typename Target::Real, double>) {
+    return direct_products_of<Target, double>();
+  } else if constexpr (std::is_same_v<typename Target::Elem, BFloat16>) {
+    return direct_products_of<Target, BFloat16>();
+  } else {
+    if (dtype == DType::f16) return direct_products_of<Target, Half>();
+    if (dtype == DType::bf16) return direct_products_of<Target, BFloat16>();
+    return direct_products_of<Target, float>();
+  }
+}
+
+}  // namespace flash_attn::cpu
