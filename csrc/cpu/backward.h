@@ -314,17 +314,23 @@ class Backward {
                     const Real* addend) const {
     const ScoreRule<Real>& rule = r.rule;
     const DropoutRule& dropout = p_.dropout;
-    const bool plain = !rule.has_softcap() && !rule.has_alibi();
     V distance = V(Real(rule.diagonal(r.first + c.begin) - j)) + Simd::iota();
     for (index_t n = c.begin; n < c.end; n += W, distance = distance + V(Real(W))) {
-      const V dot = Simd::load(x + n), lse = Simd::load(q.lse_log2 + n);
+      const V dot = Simd::load(x + n);
+      V slope = V(Real(1)), score;
+      if (rule.has_softcap()) {  // One branch for both, in which compilers see that they share a tanh.
+        score = rule.logit(dot, distance);
+        slope = rule.slope_of_logit(dot);
+      } else {
+        score = rule.logit(dot, distance);
+      }
+      if (addend) score = score + Simd::load(addend + n);
       // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
-      V p = addend ? exp2(vmin(rule.logit(dot, distance, Simd::load(addend + n)) - lse, V(Real(0))))
-                   : exp2((plain ? dot * V(rule.scale_log2) : rule.logit(dot, distance)) - lse);
+      V p = exp2(vmin(V(Real(0)), score - Simd::load(q.lse_log2 + n)));
       V dp = Simd::load(y + n);
       if (dropout.active) dp = Simd::keep_where(dp, bytes + n, dropout.keep_threshold) * V(Real(dropout.keep_scale));
       V ds = p * (dp - Simd::load(q.delta + n));
-      if (rule.has_softcap()) ds = ds * rule.slope_of_logit(dot);
+      if (rule.has_softcap()) ds = ds * slope;
       if (dropout.active) p = Simd::keep_where(p, bytes + n, dropout.keep_threshold);
       Simd::store(x + n, p);
       Simd::store(y + n, ds);

@@ -9,6 +9,7 @@
 namespace flash_attn::cpu {
 
 struct Avx2Vector {
+  static constexpr int kExp2Entries = 8;
   __m256 v;
   Avx2Vector() = default;
   FA_INLINE explicit Avx2Vector(__m256 x) : v(x) {}
@@ -25,26 +26,18 @@ FA_INLINE Avx2Vector vabs(Avx2Vector a) { return Avx2Vector(_mm256_andnot_ps(_mm
 FA_INLINE Avx2Vector fma(Avx2Vector a, Avx2Vector b, Avx2Vector c) {
   return Avx2Vector(_mm256_fmadd_ps(a.v, b.v, c.v));
 }
-FA_INLINE Avx2Vector copy_sign(Avx2Vector a, Avx2Vector sign) {
-  const __m256 bit = _mm256_set1_ps(-0.0f);
-  return Avx2Vector(_mm256_or_ps(_mm256_andnot_ps(bit, a.v), _mm256_and_ps(bit, sign.v)));
+FA_INLINE Avx2Vector exp2_steps(Avx2Vector t) {
+  const __m256i n = _mm256_castps_si256(t.v);
+  const __m256 table = _mm256_setr_ps(1.0f, 0.982753873f, 0.969603539f, 0.960919797f, 0.957106769f, 0.958605409f,
+                                      0.965896428f, 0.979504049f);
+  const __m256i fraction = _mm256_castps_si256(_mm256_permutevar8x32_ps(table, n));
+  return Avx2Vector(_mm256_castsi256_ps(_mm256_add_epi32(fraction, _mm256_slli_epi32(n, 20))));
 }
-FA_INLINE Avx2Vector select_less(Avx2Vector a, Avx2Vector b, Avx2Vector then, Avx2Vector otherwise) {
-  return Avx2Vector(_mm256_blendv_ps(otherwise.v, then.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)));
+FA_INLINE Avx2Vector zero_below(Avx2Vector y, Avx2Vector x, float bound) {
+  return Avx2Vector(_mm256_and_ps(y.v, _mm256_cmp_ps(x.v, _mm256_set1_ps(bound), _CMP_NLT_UQ)));
 }
-FA_INLINE Avx2Vector round_to_int(Avx2Vector a) {
-  return Avx2Vector(_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-FA_INLINE Avx2Vector scale_by_power(Avx2Vector y, Avx2Vector n) {
-  // Two halves, each a normal power of two, so that results below 2^-126 underflow gradually and -150 gives 0.
-  const __m256i whole = _mm256_cvtps_epi32(n.v), half = _mm256_srai_epi32(whole, 1);
-  const __m256i bias = _mm256_set1_epi32(127);
-  const __m256i a = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
-  const __m256i b = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(whole, half), bias), 23);
-  return Avx2Vector(_mm256_mul_ps(_mm256_mul_ps(y.v, _mm256_castsi256_ps(a)), _mm256_castsi256_ps(b)));
-}
-FA_INLINE Avx2Vector exp2(Avx2Vector x) { return exp2_polynomial(x); }
-FA_INLINE Avx2Vector vtanh(Avx2Vector x) { return tanh_by_parts(x); }
+FA_INLINE Avx2Vector exp2(Avx2Vector x) { return exp2_by_table(x); }
+FA_INLINE Avx2Vector vtanh(Avx2Vector x) { return tanh_rational(x); }
 
 struct Avx2Simd {
   using Real = float;

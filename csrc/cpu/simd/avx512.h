@@ -9,6 +9,7 @@
 namespace flash_attn::cpu {
 
 struct Avx512Vector {
+  static constexpr int kExp2Entries = 16;
   __m512 v;
   Avx512Vector() = default;
   FA_INLINE explicit Avx512Vector(__m512 x) : v(x) {}
@@ -25,21 +26,20 @@ FA_INLINE Avx512Vector vabs(Avx512Vector a) { return Avx512Vector(_mm512_abs_ps(
 FA_INLINE Avx512Vector fma(Avx512Vector a, Avx512Vector b, Avx512Vector c) {
   return Avx512Vector(_mm512_fmadd_ps(a.v, b.v, c.v));
 }
-FA_INLINE Avx512Vector copy_sign(Avx512Vector a, Avx512Vector sign) {
-  const __m512 bit = _mm512_set1_ps(-0.0f);
-  return Avx512Vector(_mm512_or_ps(_mm512_andnot_ps(bit, a.v), _mm512_and_ps(bit, sign.v)));
+FA_INLINE Avx512Vector exp2_steps(Avx512Vector t) {
+  const __m512i n = _mm512_castps_si512(t.v);
+  const __m512 table =
+      _mm512_setr_ps(1.0f, 0.990886867f, 0.982753873f, 0.97564429f, 0.969603539f, 0.964678884f, 0.960919797f,
+                     0.958377779f, 0.957106769f, 0.957163095f, 0.958605409f, 0.961495161f, 0.965896428f, 0.971876085f,
+                     0.979504049f, 0.988853276f);
+  const __m512i fraction = _mm512_castps_si512(_mm512_permutexvar_ps(n, table));
+  return Avx512Vector(_mm512_castsi512_ps(_mm512_add_epi32(fraction, _mm512_slli_epi32(n, 19))));
 }
-FA_INLINE Avx512Vector select_less(Avx512Vector a, Avx512Vector b, Avx512Vector then, Avx512Vector otherwise) {
-  return Avx512Vector(_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), otherwise.v, then.v));
+FA_INLINE Avx512Vector zero_below(Avx512Vector y, Avx512Vector x, float bound) {
+  return Avx512Vector(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(bound), _CMP_NLT_UQ), y.v));
 }
-FA_INLINE Avx512Vector round_to_int(Avx512Vector a) {
-  return Avx512Vector(_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-FA_INLINE Avx512Vector scale_by_power(Avx512Vector y, Avx512Vector n) {
-  return Avx512Vector(_mm512_scalef_ps(y.v, n.v));
-}
-FA_INLINE Avx512Vector exp2(Avx512Vector x) { return exp2_polynomial(x); }
-FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_by_parts(x); }
+FA_INLINE Avx512Vector exp2(Avx512Vector x) { return exp2_by_table(x); }
+FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_rational(x); }
 
 struct Avx512Simd {
   using Real = float;

@@ -39,23 +39,17 @@ FA_PORTABLE operator*(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
 FA_PORTABLE operator/(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
   FA_PORTABLE_LANES(a.lane[i] / b.lane[i]);
 }
+// vmax and vmin give b where one is NaN, as x86 does.
 FA_PORTABLE vmax(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
-  FA_PORTABLE_LANES(max_of(a.lane[i], b.lane[i]));
+  FA_PORTABLE_LANES(a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]);
 }
 FA_PORTABLE vmin(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
-  FA_PORTABLE_LANES(min_of(a.lane[i], b.lane[i]));
+  FA_PORTABLE_LANES(a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]);
 }
 FA_PORTABLE vabs(PortableVector<R, Lanes> a) { FA_PORTABLE_LANES(a.lane[i] < 0 ? -a.lane[i] : a.lane[i]); }
 // Two roundings where the target has no fused operation: a library call per lane would cost far more than it saves.
 FA_PORTABLE fma(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b, PortableVector<R, Lanes> c) {
   FA_PORTABLE_LANES(a.lane[i] * b.lane[i] + c.lane[i]);
-}
-FA_PORTABLE copy_sign(PortableVector<R, Lanes> a, PortableVector<R, Lanes> sign) {
-  FA_PORTABLE_LANES((sign.lane[i] < 0) == (a.lane[i] < 0) ? a.lane[i] : -a.lane[i]);
-}
-FA_PORTABLE select_less(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b, PortableVector<R, Lanes> then,
-                        PortableVector<R, Lanes> otherwise) {
-  FA_PORTABLE_LANES(a.lane[i] < b.lane[i] ? then.lane[i] : otherwise.lane[i]);
 }
 // Adding and subtracting 1.5 * 2^23 rounds to an integer in the default rounding mode, for |x| < 2^22.
 FA_PORTABLE round_to_int(PortableVector<R, Lanes> a) { FA_PORTABLE_LANES((a.lane[i] + R(12582912.0)) - R(12582912.0)); }
@@ -76,7 +70,7 @@ FA_INLINE PortableVector<float, Lanes> exp2(PortableVector<float, Lanes> x) {
 }
 template <int Lanes>
 FA_INLINE PortableVector<float, Lanes> vtanh(PortableVector<float, Lanes> x) {
-  return tanh_by_parts(x);
+  return tanh_rational(x);
 }
 // fp64 is the precision that everything else is checked against: the C library's functions.
 template <int Lanes>
