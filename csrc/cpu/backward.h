@@ -106,7 +106,8 @@ class Backward {
     Elem *p_rows, *ds_rows;  // kRows x queries, as multiplicands; the memory of scores and dp when kInPlace
     Elem* ds;                // keys x queries: dS^T of the whole key block, as A operand of dQ
     std::uint8_t* dropout;   // keys x queries
-    Real* addend;            // keys x queries, when there are bias, mask or row bounds
+    Real* addend;            // keys x queries, when there are bias, mask or row bounds; keys if alike for all queries
+    Real* addend_rows;       // W x keys
     index_t bytes;
   };
 
@@ -141,7 +142,8 @@ class Backward {
     s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kRows * queries);
     s.ds = c.take<Elem>(keys * (queries + kRows));  // round_up(keys, kRows) is even, so whole k-steps.
     s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 64) * queries);
-    s.addend = has_addend() ? c.take<Real>(tiles_.keys * queries) : nullptr;
+    s.addend = has_addend() ? c.take<Real>(tiles_.keys * (addend_per_query() ? queries : 1)) : nullptr;
+    s.addend_rows = c.take<Real>(addend_per_query() ? W * tiles_.keys : 0);
     s.bytes = c.used();
     return s;
   }
@@ -253,12 +255,10 @@ class Backward {
       for (index_t j = keys.begin; j < keys.end; j += 64)
         dropout_columns<Target>(p_.dropout, r.b, r.h, r.first, r.count, j,
                                 s.dropout + (j - keys.begin) * tiles_.queries, tiles_.queries);
-    if (has_addend()) {
-      // `scores` is not in use yet, and holds more than a row of keys.
-      addend_.columns(r.rule, r.b, r.h, {r.first, r.first + r.count}, keys, s.scores, s.addend, tiles_.queries);
-      for (index_t n = 0; n < keys.end - keys.begin; ++n)
-        fill(s.addend + n * tiles_.queries, r.count, round_up(r.count, W), Real(0));
-    }
+    if (addend_per_query())
+      addend_.columns(r.rule, r.b, r.h, {r.first, r.first + r.count}, keys, s.addend_rows, s.addend, tiles_.queries);
+    else if (has_addend())
+      addend_.row(r.rule, r.b, r.h, r.first, keys, s.addend);
     for (index_t n = 0; n < keys.end - keys.begin; n += kRows) strip(r, q, keys, n, s);
 
     while (q.turn->load(std::memory_order_acquire) != kb) std::this_thread::yield();
@@ -297,7 +297,7 @@ class Backward {
     for (index_t t = 0; t < kRows; ++t) {
       if (t < rows)
         gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld,
-                     has_addend() ? s.addend + (n + t) * ld : nullptr);
+                     has_addend() ? s.addend + (n + t) * (addend_per_query() ? ld : 1) : nullptr);
       else
         fill(s.scores + t * ld, c.begin, c.end, Real(0)), fill(s.dp + t * ld, c.begin, c.end, Real(0));
     }
@@ -312,8 +312,11 @@ class Backward {
   // One key: x holds q.k and becomes the (dropped) probability, y holds dout.v and becomes d(scale * q.k).
   void gradient_row(const Rows& r, const QueryBlock& q, index_t j, Range c, Real* x, Real* y, const std::uint8_t* bytes,
                     const Real* addend) const {
-    const ScoreRule<Real>& rule = r.rule;
-    const DropoutRule& dropout = p_.dropout;
+    const ScoreRule<Real> rule = r.rule;  // Copies, which no store to x and y can change.
+    const DropoutRule dropout = p_.dropout;
+    const Real *const lse = q.lse_log2, *const delta = q.delta;
+    const bool per_query = addend_per_query();
+    const V shared = V(addend ? *addend : Real(0));
     V distance = V(Real(rule.diagonal(r.first + c.begin) - j)) + Simd::iota();
     for (index_t n = c.begin; n < c.end; n += W, distance = distance + V(Real(W))) {
       const V dot = Simd::load(x + n);
@@ -324,12 +327,12 @@ class Backward {
       } else {
         score = rule.logit(dot, distance);
       }
-      if (addend) score = score + Simd::load(addend + n);
+      if (addend) score = score + (per_query ? Simd::load(addend + n) : shared);
       // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
-      V p = exp2(vmin(V(Real(0)), score - Simd::load(q.lse_log2 + n)));
+      V p = exp2(vmin(V(Real(0)), score - Simd::load(lse + n)));
       V dp = Simd::load(y + n);
       if (dropout.active) dp = Simd::keep_where(dp, bytes + n, dropout.keep_threshold) * V(Real(dropout.keep_scale));
-      V ds = p * (dp - Simd::load(q.delta + n));
+      V ds = p * (dp - Simd::load(delta + n));
       if (rule.has_softcap()) ds = ds * slope;
       if (dropout.active) p = Simd::keep_where(p, bytes + n, dropout.keep_threshold);
       Simd::store(x + n, p);
@@ -382,7 +385,9 @@ class Backward {
                     row_at(f_.dq, format_.size, r.b, r.sequence.q_begin + r.first + i, r.h));
   }
 
-  bool has_addend() const { return addend_.given() || p_.key_begin.data || p_.key_end.data; }
+  bool has_addend() const { return addend_.given() || has_bounds(); }
+  bool addend_per_query() const { return addend_.per_query() || has_bounds(); }
+  bool has_bounds() const { return p_.key_begin.data || p_.key_end.data; }
 
   const BackwardProblem& f_;
   const Problem& p_;

@@ -155,8 +155,10 @@ class Forward {
 
     if (!block.keys.empty())
       for (index_t kb = block.keys.begin / tiles_.keys; kb * tiles_.keys < block.keys.end; ++kb)
-        if (!hidden(block, kb))
+        if (!hidden(block, kb)) {
+          load_shared_addend(block, kb, s);
           for (index_t r = 0; r < block.rows; r += kRows) strip(block, kb, r, s);
+        }
     finish(block, s);
     if (f_.s_dmask) write_dmask(block, s);
   }
@@ -165,6 +167,14 @@ class Forward {
   bool hidden(const Block& block, index_t kb) const {
     const Range keys{kb * tiles_.keys, min_of((kb + 1) * tiles_.keys, block.sequence.k_len)};
     return block.rule.mask.given() && block.rule.cover({block.first, block.first + block.rows}, keys) == Cover::none;
+  }
+
+  // What is added to the scores of a key block, where that is the same for all queries.
+  void load_shared_addend(const Block& block, index_t kb, const Scratch& s) const {
+    const index_t origin = kb * tiles_.keys;
+    if (addend_.given() && !addend_.per_query())
+      addend_.row(block.rule, block.b, block.h, block.first,
+                  {origin, min_of(origin + tiles_.keys, block.sequence.k_len)}, s.addend);
   }
 
   // The part of a key block that a strip of queries sees, as columns of the block.
@@ -209,44 +219,62 @@ class Forward {
                            s.o + r * o_stride_, o_stride_, true);
   }
 
-  // Scores of query row r in log2 units, -inf where it sees nothing. Returns the factor that is still to be applied.
-  Real mask_and_transform(const Block& block, index_t r, const Columns& c, Real* x, const Scratch& s) const {
+  struct Scaled {
+    Real factor, top;
+  };
+  // Turns dot products of query row r into scores, -inf where it sees nothing. In log2 units once multiplied by
+  // `factor`; `top` is their maximum.
+  Scaled mask_and_transform(const Block& block, index_t r, const Columns& c, Real* x, const Scratch& s) const {
     const index_t i = block.first + r;
-    const ScoreRule<Real>& rule = block.rule;
-    Real factor = rule.scale_log2;
-    if (addend_.given()) {
+    const ScoreRule<Real> rule = block.rule;  // A copy, which no store to x can change.
+    if (addend_.given() && addend_.per_query())
       addend_.row(rule, block.b, block.h, i, {c.origin + c.begin, c.origin + min_of(c.end, c.keys)},
                   s.addend + c.begin);
-      fill(s.addend, min_of(c.end, c.keys), c.end, Real(0));
-      V distance = V(Real(rule.diagonal(i) - c.origin - c.begin)) - Simd::iota();
-      for (index_t n = c.begin; n < c.end; n += W, distance = distance - V(Real(W)))
-        Simd::store(x + n, rule.logit(Simd::load(x + n), distance, Simd::load(s.addend + n)));
-      factor = Real(1);
-    } else if (rule.has_softcap() || rule.has_alibi() || !(rule.scale_log2 > Real(0))) {
-      V distance = V(Real(rule.diagonal(i) - c.origin - c.begin)) - Simd::iota();
-      for (index_t n = c.begin; n < c.end; n += W, distance = distance - V(Real(W)))
-        Simd::store(x + n, rule.logit(Simd::load(x + n), distance));
-      factor = Real(1);
-    }
+    const Real* const addend = addend_.given() ? s.addend : nullptr;
+    const bool plain = !addend && !rule.has_softcap() && !rule.has_alibi() && rule.scale_log2 > Real(0);
+    const auto transform = [&](index_t from, index_t to) {
+      V top = V(-std::numeric_limits<Real>::infinity());
+      V distance = V(Real(rule.diagonal(i) - c.origin - from)) - Simd::iota();
+      for (index_t n = from; n < to; n += W, distance = distance - V(Real(W))) {
+        V score = rule.logit(Simd::load(x + n), distance);
+        if (addend) score = score + Simd::load(addend + n);
+        Simd::store(x + n, score);
+        top = vmax(top, score);
+      }
+      return top;
+    };
+    const auto maximum = [&](V top, index_t from, index_t to) {
+      for (index_t n = from; n < to; n += W) top = vmax(top, Simd::load(x + n));
+      return top;
+    };
     const Range seen = rule.visible_keys(i);
     const index_t begin = min_of(max_of(seen.begin - c.origin, c.begin), c.end);
     const index_t end = max_of(min_of(seen.end - c.origin, c.end), begin);
+    // Vectors of visible keys alone give their maximum on the way.
+    const index_t inner = min_of(round_up(begin, W), c.end), inner_end = max_of(end / W * W, inner);
+    V top;
+    if (plain) {
+      top = maximum(V(-std::numeric_limits<Real>::infinity()), inner, inner_end);
+    } else {
+      transform(c.begin, inner);
+      top = transform(inner, inner_end);
+      transform(inner_end, c.end);
+    }
     fill(x, c.begin, begin, -std::numeric_limits<Real>::infinity());
     fill(x, end, c.end, -std::numeric_limits<Real>::infinity());
-    return factor;
+    top = maximum(maximum(top, c.begin, inner), inner_end, c.end);
+    return {plain ? rule.scale_log2 : Real(1), Simd::reduce_max(top)};
   }
 
   void softmax(const Block& block, index_t r, const Columns& c, Real* x, Elem* probabilities, const Scratch& s) const {
-    const Real factor = mask_and_transform(block, r, c, x, s);
-    V top = Simd::load(x + c.begin);
-    for (index_t n = c.begin + W; n < c.end; n += W) top = vmax(top, Simd::load(x + n));
+    const auto [factor, top] = mask_and_transform(block, r, c, x, s);
     SoftmaxState<Real>& state = s.state[r];
-    const Real rescale = state.raise(Simd::reduce_max(top) * factor);
+    const Real rescale = state.raise(top * factor);
     if (rescale != Real(1)) {
       Real* const o = s.o + r * o_stride_;
       for (index_t n = 0; n < o_stride_; n += W) Simd::store(o + n, Simd::load(o + n) * V(rescale));
     }
-    const DropoutRule& dropout = p_.dropout;
+    const DropoutRule dropout = p_.dropout;
     if (dropout.active) dropout_row<Target>(dropout, block.b, block.h, block.first + r, c.origin, c.end, s.dropout);
     const V shift = V(-state.shift());
     V sum = V(Real(0));
@@ -276,7 +304,8 @@ class Forward {
 
   // exp(score - row maximum), negative where dropped: a second walk, now that the maxima are known.
   void write_dmask(const Block& block, const Scratch& s) const {
-    for (index_t kb = 0; kb * tiles_.keys < block.keys.end; ++kb)
+    for (index_t kb = 0; kb * tiles_.keys < block.keys.end; ++kb) {
+      load_shared_addend(block, kb, s);
       for (index_t r = 0; r < block.rows; r += kRows) {
         const index_t rows = min_of(kRows, block.rows - r);
         Columns c{};
@@ -284,11 +313,12 @@ class Forward {
         scores(block, kb, r, c, s);
         for (index_t n = 0; n < rows; ++n) write_dmask_row(block, r + n, c, s.scores + n * tiles_.keys, s);
       }
+    }
   }
 
   void write_dmask_row(const Block& block, index_t r, const Columns& c, Real* x, const Scratch& s) const {
     const index_t i = block.first + r;
-    const Real factor = mask_and_transform(block, r, c, x, s);
+    const Real factor = mask_and_transform(block, r, c, x, s).factor;
     dropout_row<Target>(p_.dropout, block.b, block.h, i, c.origin, c.end, s.dropout);
     const V shift = V(-s.state[r].shift());
     for (index_t n = c.begin; n < c.end; n += W) {

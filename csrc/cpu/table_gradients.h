@@ -170,7 +170,6 @@ class BiasGradient {
     const index_t n = r.keys.end - r.keys.begin, padded = round_up(n, W);
     const DropoutRule& dropout = p_.dropout;
     addend_.row(r.rule, r.b, r.h, i, r.keys, s.addend);
-    fill(s.addend, n, padded, Real(0));
     if (dropout.active) dropout_row<Target>(dropout, r.b, r.h, i, r.keys.begin, padded, s.dropout);
     const index_t at = p_.lse_offset(r.b, r.h) + i;
     const Real lse = static_cast<const Real*>(f_.lse)[at];
@@ -182,7 +181,7 @@ class BiasGradient {
       V dp = Simd::load(y + c);
       if (dropout.active)
         dp = Simd::keep_where(dp, s.dropout + c, dropout.keep_threshold) * V(Real(dropout.keep_scale));
-      Simd::store(y + c, exp2(vmin(score - lse_log2, V(Real(0)))) * (dp - delta));
+      Simd::store(y + c, exp2(vmin(V(Real(0)), score - lse_log2)) * (dp - delta));
     }
     const Range seen = r.rule.visible_keys(i);
     const index_t begin = min_of(max_of<index_t>(seen.begin - r.keys.begin, 0), n);

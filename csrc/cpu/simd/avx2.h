@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include <limits>
+
 #include "core/numeric.h"
 #include "cpu/simd/vector_math.h"
 
@@ -26,6 +28,9 @@ FA_INLINE Avx2Vector vabs(Avx2Vector a) { return Avx2Vector(_mm256_andnot_ps(_mm
 FA_INLINE Avx2Vector fma(Avx2Vector a, Avx2Vector b, Avx2Vector c) {
   return Avx2Vector(_mm256_fmadd_ps(a.v, b.v, c.v));
 }
+FA_INLINE Avx2Vector select_less(Avx2Vector a, Avx2Vector b, Avx2Vector then, Avx2Vector otherwise) {
+  return Avx2Vector(_mm256_blendv_ps(otherwise.v, then.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)));
+}
 FA_INLINE Avx2Vector exp2_steps(Avx2Vector t) {
   const __m256i n = _mm256_castps_si256(t.v);
   const __m256 table = _mm256_setr_ps(1.0f, 0.982753873f, 0.969603539f, 0.960919797f, 0.957106769f, 0.958605409f,
@@ -43,6 +48,7 @@ struct Avx2Simd {
   using Real = float;
   using V = Avx2Vector;
   static constexpr int W = 8;
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
   static FA_INLINE V load(const float* p) { return V(_mm256_loadu_ps(p)); }
   static FA_INLINE V load(const Half* p) {
@@ -95,6 +101,11 @@ struct Avx2Simd {
       _mm256_storeu_ps(to + 2 * out_stride, _mm256_castpd_ps(_mm256_unpacklo_pd(d, e)));
       _mm256_storeu_ps(to + 3 * out_stride, _mm256_castpd_ps(_mm256_unpackhi_pd(d, e)));
     }
+  }
+  static FA_INLINE V hide_where_zero(V x, const std::uint8_t* bytes) {
+    const __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+    const __m256 hidden = _mm256_castsi256_ps(_mm256_cmpeq_epi32(words, _mm256_setzero_si256()));
+    return V(_mm256_blendv_ps(x.v, _mm256_set1_ps(-kInfinity), hidden));
   }
   static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
     const __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));

@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include <limits>
+
 #include "core/numeric.h"
 #include "cpu/simd/vector_math.h"
 
@@ -26,12 +28,14 @@ FA_INLINE Avx512Vector vabs(Avx512Vector a) { return Avx512Vector(_mm512_abs_ps(
 FA_INLINE Avx512Vector fma(Avx512Vector a, Avx512Vector b, Avx512Vector c) {
   return Avx512Vector(_mm512_fmadd_ps(a.v, b.v, c.v));
 }
+FA_INLINE Avx512Vector select_less(Avx512Vector a, Avx512Vector b, Avx512Vector then, Avx512Vector otherwise) {
+  return Avx512Vector(_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), otherwise.v, then.v));
+}
 FA_INLINE Avx512Vector exp2_steps(Avx512Vector t) {
   const __m512i n = _mm512_castps_si512(t.v);
-  const __m512 table =
-      _mm512_setr_ps(1.0f, 0.990886867f, 0.982753873f, 0.97564429f, 0.969603539f, 0.964678884f, 0.960919797f,
-                     0.958377779f, 0.957106769f, 0.957163095f, 0.958605409f, 0.961495161f, 0.965896428f, 0.971876085f,
-                     0.979504049f, 0.988853276f);
+  const __m512 table = _mm512_setr_ps(1.0f, 0.990886867f, 0.982753873f, 0.97564429f, 0.969603539f, 0.964678884f,
+                                      0.960919797f, 0.958377779f, 0.957106769f, 0.957163095f, 0.958605409f,
+                                      0.961495161f, 0.965896428f, 0.971876085f, 0.979504049f, 0.988853276f);
   const __m512i fraction = _mm512_castps_si512(_mm512_permutexvar_ps(n, table));
   return Avx512Vector(_mm512_castsi512_ps(_mm512_add_epi32(fraction, _mm512_slli_epi32(n, 19))));
 }
@@ -45,6 +49,7 @@ struct Avx512Simd {
   using Real = float;
   using V = Avx512Vector;
   static constexpr int W = 16;
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
   static FA_INLINE V load(const float* p) { return V(_mm512_loadu_ps(p)); }
   static FA_INLINE V load(const Half* p) {
@@ -69,15 +74,15 @@ struct Avx512Simd {
   static FA_INLINE V iota() { return V(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)); }
   static FA_INLINE float reduce_max(V x) { return _mm512_reduce_max_ps(x.v); }
   static FA_INLINE float reduce_sum(V x) { return _mm512_reduce_add_ps(x.v); }
-  // 16 rows of 16 words, strides in words. Vectors are gathered so that row 4 L + i lands in 128-bit lane L of vector i:
-  // then only a 4 x 4 transpose inside the lanes is left.
+  // 16 rows of 16 words, strides in words. Vectors are gathered so that row 4 L + i lands in 128-bit lane L of vector
+  // i: then only a 4 x 4 transpose inside the lanes is left.
   static FA_INLINE void transpose(const float* in, index_t in_stride, float* out, index_t out_stride) {
     for (int c = 0; c < W; c += 4) {
       __m512 r[4];
       for (int i = 0; i < 4; ++i) {
         const float* const row = in + i * in_stride + c;
-        const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row)),
-                                                _mm_loadu_ps(row + 4 * in_stride), 1);
+        const __m256 low =
+            _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row)), _mm_loadu_ps(row + 4 * in_stride), 1);
         const __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row + 8 * in_stride)),
                                                  _mm_loadu_ps(row + 12 * in_stride), 1);
         r[i] = _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
@@ -92,6 +97,10 @@ struct Avx512Simd {
       _mm512_storeu_ps(to + 2 * out_stride, _mm512_castpd_ps(_mm512_unpacklo_pd(d, e)));
       _mm512_storeu_ps(to + 3 * out_stride, _mm512_castpd_ps(_mm512_unpackhi_pd(d, e)));
     }
+  }
+  static FA_INLINE V hide_where_zero(V x, const std::uint8_t* bytes) {
+    const __m128i mask = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+    return V(_mm512_mask_blend_ps(_mm_test_epi8_mask(mask, mask), _mm512_set1_ps(-kInfinity), x.v));
   }
   static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
     const __m512i words = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 #include "core/numeric.h"
 #include "cpu/simd/vector_math.h"
@@ -50,6 +51,10 @@ FA_PORTABLE vabs(PortableVector<R, Lanes> a) { FA_PORTABLE_LANES(a.lane[i] < 0 ?
 // Two roundings where the target has no fused operation: a library call per lane would cost far more than it saves.
 FA_PORTABLE fma(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b, PortableVector<R, Lanes> c) {
   FA_PORTABLE_LANES(a.lane[i] * b.lane[i] + c.lane[i]);
+}
+FA_PORTABLE select_less(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b, PortableVector<R, Lanes> then,
+                        PortableVector<R, Lanes> otherwise) {
+  FA_PORTABLE_LANES(a.lane[i] < b.lane[i] ? then.lane[i] : otherwise.lane[i]);
 }
 // Adding and subtracting 1.5 * 2^23 rounds to an integer in the default rounding mode, for |x| < 2^22.
 FA_PORTABLE round_to_int(PortableVector<R, Lanes> a) { FA_PORTABLE_LANES((a.lane[i] + R(12582912.0)) - R(12582912.0)); }
@@ -125,6 +130,11 @@ struct PortableSimd {
   static FA_INLINE void transpose(const R* in, index_t in_stride, R* out, index_t out_stride) {
     for (int r = 0; r < W; ++r)
       for (int c = 0; c < W; ++c) out[c * out_stride + r] = in[r * in_stride + c];
+  }
+  // x where the byte is not 0, else -inf.
+  static FA_INLINE V hide_where_zero(V x, const std::uint8_t* bytes) {
+    for (int i = 0; i < W; ++i) x.lane[i] = bytes[i] ? x.lane[i] : -std::numeric_limits<R>::infinity();
+    return x;
   }
   // x where byte <= threshold, else 0.
   static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {

@@ -7,9 +7,9 @@ namespace flash_attn::cpu {
 
 // 2^x for x < 128, by a table of 2^(k / V::kExp2Entries) and a cubic (relative error 2.5e-8 on [-1/16, 1/16]). Below
 // -126 the result is 0. V provides exp2_steps(t) = 2^(n / V::kExp2Entries) for the integer n in the low bits of t, and
-// zero_below(y, x, bound), which is 0 where x < bound. The steps come from a table by the lowest bits of n; what is left
-// of n belongs to the exponent. An entry's bits are those of 2^(k / kExp2Entries) less k shifted to the exponent's end,
-// so that the whole of n can be added to them.
+// zero_below(y, x, bound), which is 0 where x < bound. The steps come from a table by the lowest bits of n; what is
+// left of n belongs to the exponent. An entry's bits are those of 2^(k / kExp2Entries) less k shifted to the exponent's
+// end, so that the whole of n can be added to them.
 template <class V>
 FA_INLINE V exp2_by_table(V x) {
   // Adding 1.5 * 2^23 / kExp2Entries rounds x to the next step and leaves its number in the low bits.
