@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "core/thread_pool.h"
-#include "cpu/dropout_bytes.h"
+#include "cpu/dropout_bits.h"
 #include "cpu/pack.h"
 #include "cpu/score_tables.h"
 #include "cpu/target.h"
@@ -105,7 +105,7 @@ class Backward {
     Real *scores, *dp;       // kRows x queries each: S^T then P^T; dP^T then dS^T
     Elem *p_rows, *ds_rows;  // kRows x queries, as multiplicands; the memory of scores and dp when kInPlace
     Elem* ds;                // keys x queries: dS^T of the whole key block, as A operand of dQ
-    std::uint8_t* dropout;   // keys x queries
+    std::uint8_t* dropout;   // keys x queries, a bit each
     Real* addend;            // keys x queries, when there are bias, mask or row bounds; keys if alike for all queries
     Real* addend_rows;       // W x keys
     index_t bytes;
@@ -141,7 +141,7 @@ class Backward {
     s.p_rows = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * queries);
     s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kRows * queries);
     s.ds = c.take<Elem>(keys * (queries + kRows));  // round_up(keys, kRows) is even, so whole k-steps.
-    s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 64) * queries);
+    s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 64) * queries / 8);
     s.addend = has_addend() ? c.take<Real>(tiles_.keys * (addend_per_query() ? queries : 1)) : nullptr;
     s.addend_rows = c.take<Real>(addend_per_query() ? W * tiles_.keys : 0);
     s.bytes = c.used();
@@ -253,8 +253,8 @@ class Backward {
   void query_block(const Rows& r, const QueryBlock& q, index_t kb, Range keys, const Scratch& s) const {
     if (p_.dropout.active)
       for (index_t j = keys.begin; j < keys.end; j += 64)
-        dropout_columns<Target>(p_.dropout, r.b, r.h, r.first, r.count, j,
-                                s.dropout + (j - keys.begin) * tiles_.queries, tiles_.queries);
+        dropout_columns<Simd>(p_.dropout, r.b, r.h, r.first, r.count, j,
+                              s.dropout + (j - keys.begin) * tiles_.queries / 8, tiles_.queries / 8);
     if (addend_per_query())
       addend_.columns(r.rule, r.b, r.h, {r.first, r.first + r.count}, keys, s.addend_rows, s.addend, tiles_.queries);
     else if (has_addend())
@@ -296,7 +296,7 @@ class Backward {
                            false);
     for (index_t t = 0; t < kRows; ++t) {
       if (t < rows)
-        gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld,
+        gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld / 8,
                      has_addend() ? s.addend + (n + t) * (addend_per_query() ? ld : 1) : nullptr);
       else
         fill(s.scores + t * ld, c.begin, c.end, Real(0)), fill(s.dp + t * ld, c.begin, c.end, Real(0));
@@ -310,7 +310,7 @@ class Backward {
   }
 
   // One key: x holds q.k and becomes the (dropped) probability, y holds dout.v and becomes d(scale * q.k).
-  void gradient_row(const Rows& r, const QueryBlock& q, index_t j, Range c, Real* x, Real* y, const std::uint8_t* bytes,
+  void gradient_row(const Rows& r, const QueryBlock& q, index_t j, Range c, Real* x, Real* y, const std::uint8_t* kept,
                     const Real* addend) const {
     const ScoreRule<Real> rule = r.rule;  // Copies, which no store to x and y can change.
     const DropoutRule dropout = p_.dropout;
@@ -331,10 +331,10 @@ class Backward {
       // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
       V p = exp2(vmin(V(Real(0)), score - Simd::load(lse + n)));
       V dp = Simd::load(y + n);
-      if (dropout.active) dp = Simd::keep_where(dp, bytes + n, dropout.keep_threshold) * V(Real(dropout.keep_scale));
+      if (dropout.active) dp = Simd::keep_where(dp, kept, n) * V(Real(dropout.keep_scale));
       V ds = p * (dp - Simd::load(delta + n));
       if (rule.has_softcap()) ds = ds * slope;
-      if (dropout.active) p = Simd::keep_where(p, bytes + n, dropout.keep_threshold);
+      if (dropout.active) p = Simd::keep_where(p, kept, n);
       Simd::store(x + n, p);
       Simd::store(y + n, ds);
     }

@@ -9,7 +9,7 @@
 
 #include "core/softmax.h"
 #include "core/thread_pool.h"
-#include "cpu/dropout_bytes.h"
+#include "cpu/dropout_bits.h"
 #include "cpu/pack.h"
 #include "cpu/score_tables.h"
 #include "cpu/target.h"
@@ -87,7 +87,7 @@ class Forward {
     Elem* probabilities;  // kRows x keys; the memory of scores when kInPlace
     Real* o;              // queries x o_stride
     SoftmaxState<Real>* state;
-    std::uint8_t* dropout;  // keys, rounded up to 256
+    std::uint8_t* dropout;  // a bit each: keys, rounded up to 256
     Real* addend;           // keys, when there is a bias or a mask
     index_t bytes;
   };
@@ -110,7 +110,7 @@ class Forward {
     s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * tiles_.keys);
     s.o = c.take<Real>(queries * o_stride_);
     s.state = c.take<SoftmaxState<Real>>(queries);
-    s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 256));
+    s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 256) / 8);
     s.addend = c.take<Real>(addend_.given() ? tiles_.keys : 0);
     s.bytes = c.used();
     return s;
@@ -275,13 +275,13 @@ class Forward {
       for (index_t n = 0; n < o_stride_; n += W) Simd::store(o + n, Simd::load(o + n) * V(rescale));
     }
     const DropoutRule dropout = p_.dropout;
-    if (dropout.active) dropout_row<Target>(dropout, block.b, block.h, block.first + r, c.origin, c.end, s.dropout);
+    if (dropout.active) dropout_row<Simd>(dropout, block.b, block.h, block.first + r, c.origin, c.end, s.dropout);
     const V shift = V(-state.shift());
     V sum = V(Real(0));
     for (index_t n = c.begin; n < c.end; n += W) {
       V p = exp2(fma(Simd::load(x + n), V(factor), shift));
       sum = sum + p;
-      if (dropout.active) p = Simd::keep_where(p, s.dropout + n, dropout.keep_threshold);
+      if (dropout.active) p = Simd::keep_where(p, s.dropout, n);
       Format::store(probabilities + n, p);
     }
     state.l += Simd::reduce_sum(sum);
@@ -319,11 +319,11 @@ class Forward {
   void write_dmask_row(const Block& block, index_t r, const Columns& c, Real* x, const Scratch& s) const {
     const index_t i = block.first + r;
     const Real factor = mask_and_transform(block, r, c, x, s).factor;
-    dropout_row<Target>(p_.dropout, block.b, block.h, i, c.origin, c.end, s.dropout);
+    dropout_row<Simd>(p_.dropout, block.b, block.h, i, c.origin, c.end, s.dropout);
     const V shift = V(-s.state[r].shift());
     for (index_t n = c.begin; n < c.end; n += W) {
       const V p = exp2(fma(Simd::load(x + n), V(factor), shift));
-      const V kept = Simd::keep_where(p, s.dropout + n, p_.dropout.keep_threshold);
+      const V kept = Simd::keep_where(p, s.dropout, n);
       Simd::store(x + n, kept + kept - p);
     }
     const index_t row = ((block.b * p_.H + block.h) * p_.Sq + i) * p_.Sk + c.origin + c.begin;

@@ -44,9 +44,26 @@ FA_INLINE Avx2Vector zero_below(Avx2Vector y, Avx2Vector x, float bound) {
 FA_INLINE Avx2Vector exp2(Avx2Vector x) { return exp2_by_table(x); }
 FA_INLINE Avx2Vector vtanh(Avx2Vector x) { return tanh_rational(x); }
 
+// 4 numbers of 32 bits, each in a lane of 64.
+struct Avx2Wide {
+  static constexpr int kLanes = 4;
+  __m256i v;
+  FA_INLINE explicit Avx2Wide(__m256i x) : v(x) {}
+  FA_INLINE explicit Avx2Wide(std::uint32_t x) : v(_mm256_set1_epi64x(static_cast<long long>(x))) {}
+  static FA_INLINE Avx2Wide every_second(std::uint32_t first) {
+    return Avx2Wide(_mm256_add_epi32(Avx2Wide(first).v, _mm256_setr_epi64x(0, 2, 4, 6)));
+  }
+};
+FA_INLINE Avx2Wide multiply_low(Avx2Wide a, Avx2Wide b) { return Avx2Wide(_mm256_mul_epu32(a.v, b.v)); }
+FA_INLINE Avx2Wide high_half(Avx2Wide a) { return Avx2Wide(_mm256_srli_epi64(a.v, 32)); }
+FA_INLINE Avx2Wide exclusive_or(Avx2Wide a, Avx2Wide b, Avx2Wide c) {
+  return Avx2Wide(_mm256_xor_si256(_mm256_xor_si256(a.v, b.v), c.v));
+}
+
 struct Avx2Simd {
   using Real = float;
   using V = Avx2Vector;
+  using Wide = Avx2Wide;
   static constexpr int W = 8;
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -107,10 +124,28 @@ struct Avx2Simd {
     const __m256 hidden = _mm256_castsi256_ps(_mm256_cmpeq_epi32(words, _mm256_setzero_si256()));
     return V(_mm256_blendv_ps(x.v, _mm256_set1_ps(-kInfinity), hidden));
   }
-  static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
-    const __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
-    const __m256i dropped = _mm256_cmpgt_epi32(words, _mm256_set1_epi32(static_cast<int>(threshold)));
-    return V(_mm256_andnot_ps(_mm256_castsi256_ps(dropped), x.v));
+  static FA_INLINE V keep_where(V x, const std::uint8_t* bits, index_t n) {
+    const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i kept = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits[n / 8]), lane), lane);
+    return V(_mm256_and_ps(_mm256_castsi256_ps(kept), x.v));
+  }
+  static FA_INLINE std::uint64_t bytes_at_most(Wide even, Wide odd, std::uint32_t threshold) {
+    return at_most(words(even, odd), threshold);
+  }
+  static FA_INLINE std::uint64_t bytes_at_most_by_byte(Wide even, Wide odd, std::uint32_t threshold) {
+    const __m256i in_lane =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m256i bytes = _mm256_shuffle_epi8(words(even, odd), in_lane);
+    return at_most(_mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)), threshold);
+  }
+
+ private:
+  static FA_INLINE __m256i words(Wide even, Wide odd) {
+    return _mm256_blend_epi32(even.v, _mm256_slli_epi64(odd.v, 32), 0xAA);
+  }
+  static FA_INLINE std::uint64_t at_most(__m256i bytes, std::uint32_t threshold) {
+    const __m256i smaller = _mm256_min_epu8(bytes, _mm256_set1_epi8(static_cast<char>(threshold)));
+    return static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(smaller, bytes)));
   }
 };
 

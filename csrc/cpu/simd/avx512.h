@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include <cstring>
 #include <limits>
 
 #include "core/numeric.h"
@@ -45,9 +46,26 @@ FA_INLINE Avx512Vector zero_below(Avx512Vector y, Avx512Vector x, float bound) {
 FA_INLINE Avx512Vector exp2(Avx512Vector x) { return exp2_by_table(x); }
 FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_rational(x); }
 
+// 8 numbers of 32 bits, each in a lane of 64.
+struct Avx512Wide {
+  static constexpr int kLanes = 8;
+  __m512i v;
+  FA_INLINE explicit Avx512Wide(__m512i x) : v(x) {}
+  FA_INLINE explicit Avx512Wide(std::uint32_t x) : v(_mm512_set1_epi64(static_cast<long long>(x))) {}
+  static FA_INLINE Avx512Wide every_second(std::uint32_t first) {
+    return Avx512Wide(_mm512_add_epi32(Avx512Wide(first).v, _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14)));
+  }
+};
+FA_INLINE Avx512Wide multiply_low(Avx512Wide a, Avx512Wide b) { return Avx512Wide(_mm512_mul_epu32(a.v, b.v)); }
+FA_INLINE Avx512Wide high_half(Avx512Wide a) { return Avx512Wide(_mm512_srli_epi64(a.v, 32)); }
+FA_INLINE Avx512Wide exclusive_or(Avx512Wide a, Avx512Wide b, Avx512Wide c) {
+  return Avx512Wide(_mm512_ternarylogic_epi64(a.v, b.v, c.v, 0x96));
+}
+
 struct Avx512Simd {
   using Real = float;
   using V = Avx512Vector;
+  using Wide = Avx512Wide;
   static constexpr int W = 16;
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -102,10 +120,24 @@ struct Avx512Simd {
     const __m128i mask = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
     return V(_mm512_mask_blend_ps(_mm_test_epi8_mask(mask, mask), _mm512_set1_ps(-kInfinity), x.v));
   }
-  static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
-    const __m512i words = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-    const __mmask16 kept = _mm512_cmple_epu32_mask(words, _mm512_set1_epi32(static_cast<int>(threshold)));
+  static FA_INLINE V keep_where(V x, const std::uint8_t* bits, index_t n) {
+    std::uint16_t kept;
+    std::memcpy(&kept, bits + n / 8, sizeof(kept));
     return V(_mm512_maskz_mov_ps(kept, x.v));
+  }
+  static FA_INLINE std::uint64_t bytes_at_most(Wide even, Wide odd, std::uint32_t threshold) {
+    return _mm512_cmple_epu8_mask(words(even, odd), _mm512_set1_epi8(static_cast<char>(threshold)));
+  }
+  static FA_INLINE std::uint64_t bytes_at_most_by_byte(Wide even, Wide odd, std::uint32_t threshold) {
+    const __m512i in_lane = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m512i lanes = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes = _mm512_permutexvar_epi32(lanes, _mm512_shuffle_epi8(words(even, odd), in_lane));
+    return _mm512_cmple_epu8_mask(bytes, _mm512_set1_epi8(static_cast<char>(threshold)));
+  }
+
+ private:
+  static FA_INLINE __m512i words(Wide even, Wide odd) {
+    return _mm512_mask_blend_epi32(0xAAAA, even.v, _mm512_slli_epi64(odd.v, 32));
   }
 };
 

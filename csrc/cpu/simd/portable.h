@@ -91,10 +91,44 @@ FA_INLINE PortableVector<double, Lanes> vtanh(PortableVector<double, Lanes> x) {
 #undef FA_PORTABLE
 #undef FA_PORTABLE_LANES
 
+// 4 numbers of 32 bits, each in a lane of 64 whose upper half may hold anything. The tag keeps the copies of different
+// instruction sets apart.
+template <class Tag>
+struct PortableWide {
+  static constexpr int kLanes = 4;
+  std::uint64_t lane[kLanes];
+
+  PortableWide() = default;
+  FA_INLINE explicit PortableWide(std::uint32_t x) {
+    for (int i = 0; i < kLanes; ++i) lane[i] = x;
+  }
+  static FA_INLINE PortableWide every_second(std::uint32_t first) {
+    PortableWide out;
+    for (int i = 0; i < kLanes; ++i) out.lane[i] = first + std::uint32_t(2 * i);
+    return out;
+  }
+};
+template <class Tag>
+FA_INLINE PortableWide<Tag> multiply_low(PortableWide<Tag> a, PortableWide<Tag> b) {
+  for (int i = 0; i < a.kLanes; ++i) a.lane[i] = (a.lane[i] & 0xffffffffu) * (b.lane[i] & 0xffffffffu);
+  return a;
+}
+template <class Tag>
+FA_INLINE PortableWide<Tag> high_half(PortableWide<Tag> a) {
+  for (int i = 0; i < a.kLanes; ++i) a.lane[i] >>= 32;
+  return a;
+}
+template <class Tag>
+FA_INLINE PortableWide<Tag> exclusive_or(PortableWide<Tag> a, PortableWide<Tag> b, PortableWide<Tag> c) {
+  for (int i = 0; i < a.kLanes; ++i) a.lane[i] ^= b.lane[i] ^ c.lane[i];
+  return a;
+}
+
 template <class R, int Lanes>
 struct PortableSimd {
   using Real = R;
   using V = PortableVector<R, Lanes>;
+  using Wide = PortableWide<V>;
   static constexpr int W = Lanes;
 
   template <class T>
@@ -136,10 +170,30 @@ struct PortableSimd {
     for (int i = 0; i < W; ++i) x.lane[i] = bytes[i] ? x.lane[i] : -std::numeric_limits<R>::infinity();
     return x;
   }
-  // x where byte <= threshold, else 0.
-  static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
-    for (int i = 0; i < W; ++i) x.lane[i] = bytes[i] <= threshold ? x.lane[i] : R(0);
+  // x where bit n + lane of `bits` is set, else 0; n is a multiple of W.
+  static FA_INLINE V keep_where(V x, const std::uint8_t* bits, index_t n) {
+    for (index_t i = 0; i < W; ++i) x.lane[i] = (bits[(n + i) / 8] >> ((n + i) % 8)) & 1 ? x.lane[i] : R(0);
     return x;
+  }
+  // Which bytes of the words even[0], odd[0], even[1], ... are at most `threshold`: bit 4 * word + byte, or words *
+  // byte
+  // + word.
+  static FA_INLINE std::uint64_t bytes_at_most(Wide even, Wide odd, std::uint32_t threshold) {
+    return at_most(even, odd, threshold, 4, 1);
+  }
+  static FA_INLINE std::uint64_t bytes_at_most_by_byte(Wide even, Wide odd, std::uint32_t threshold) {
+    return at_most(even, odd, threshold, 1, 2 * Wide::kLanes);
+  }
+
+ private:
+  static FA_INLINE std::uint64_t at_most(Wide even, Wide odd, std::uint32_t threshold, int per_word, int per_byte) {
+    std::uint64_t out = 0;
+    for (int word = 0; word < 2 * Wide::kLanes; ++word)
+      for (int byte = 0; byte < 4; ++byte) {
+        const std::uint64_t value = (word % 2 ? odd : even).lane[word / 2] >> (8 * byte) & 255;
+        out |= std::uint64_t(value <= threshold) << (word * per_word + byte * per_byte);
+      }
+    return out;
   }
 };
 
