@@ -258,7 +258,7 @@ class Backward {
     if (addend_per_query())
       addend_.columns(r.rule, r.b, r.h, {r.first, r.first + r.count}, keys, s.addend_rows, s.addend, tiles_.queries);
     else if (has_addend())
-      addend_.row(r.rule, r.b, r.h, r.first, keys, s.addend);
+      addend_.row(r.rule, r.b, r.h, r.first, 0, keys, s.addend);
     for (index_t n = 0; n < keys.end - keys.begin; n += kRows) strip(r, q, keys, n, s);
 
     while (q.turn->load(std::memory_order_acquire) != kb) std::this_thread::yield();

@@ -173,7 +173,7 @@ class Forward {
   void load_shared_addend(const Block& block, index_t kb, const Scratch& s) const {
     const index_t origin = kb * tiles_.keys;
     if (addend_.given() && !addend_.per_query())
-      addend_.row(block.rule, block.b, block.h, block.first,
+      addend_.row(block.rule, block.b, block.h, block.first, 0,
                   {origin, min_of(origin + tiles_.keys, block.sequence.k_len)}, s.addend);
   }
 
@@ -228,8 +228,8 @@ class Forward {
     const index_t i = block.first + r;
     const ScoreRule<Real> rule = block.rule;  // A copy, which no store to x can change.
     if (addend_.given() && addend_.per_query())
-      addend_.row(rule, block.b, block.h, i, {c.origin + c.begin, c.origin + min_of(c.end, c.keys)},
-                  s.addend + c.begin);
+      addend_.row(rule, block.b, block.h, i, r + kRows < block.rows ? kRows : 0,
+                  {c.origin + c.begin, c.origin + min_of(c.end, c.keys)}, s.addend + c.begin);
     const Real* const addend = addend_.given() ? s.addend : nullptr;
     const bool plain = !addend && !rule.has_softcap() && !rule.has_alibi() && rule.scale_log2 > Real(0);
     const auto transform = [&](index_t from, index_t to) {

@@ -7,6 +7,7 @@
 #include "core/softmax.h"
 #include "cpu/pack.h"
 #include "cpu/units.h"
+#include "cpu/workspace.h"
 
 namespace flash_attn::cpu {
 
@@ -53,13 +54,17 @@ class Addend {
   }
 
   // out[n] belongs to key keys.begin + n of query i of (b, h). Whole vectors are written; what is past the keys is not
-  // to be used.
-  void row(const ScoreRule<Real>& rule, index_t b, index_t h, index_t i, Range keys, Real* out) const {
+  // to be used. Query i + ahead, unless ahead is 0, is one that will be asked for soon.
+  void row(const ScoreRule<Real>& rule, index_t b, index_t h, index_t i, index_t ahead, Range keys, Real* out) const {
     const index_t n = keys.end - keys.begin;
     const ScoreTable& bias = p_.bias;
     if (bias.given()) {
       const index_t at = b * bias.batch_stride + h * bias.head_stride + i * bias.row_stride + keys.begin;
-      load_(static_cast<const char*>(bias.data) + at * element_, n, out);
+      const char* const source = static_cast<const char*>(bias.data) + at * element_;
+      load_(source, n, out);
+      // Rows lie too far apart for the processor to foresee the next one.
+      const char* const next = source + ahead * bias.row_stride * element_;
+      for (index_t byte = 0; ahead != 0 && byte < n * element_; byte += kCacheLine) Simd::prefetch(next + byte);
     } else {
       fill(out, 0, round_up(n, W), Real(0));
     }
@@ -87,7 +92,7 @@ class Addend {
           fill(to, 0, length, Real(0));
           continue;
         }
-        row(rule, b, h, i + t, keys, to);
+        row(rule, b, h, i + t, i + t + W < queries.end ? W : 0, keys, to);
         const Range seen = rule.visible_keys(i + t);
         const index_t begin = min_of(max_of<index_t>(seen.begin - keys.begin, 0), n);
         fill(to, 0, begin, kHidden);
