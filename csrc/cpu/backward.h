@@ -142,8 +142,8 @@ class Backward {
     s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kRows * queries);
     s.ds = c.take<Elem>(keys * (queries + kRows));  // round_up(keys, kRows) is even, so whole k-steps.
     s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 64) * queries / 8);
-    s.addend = has_addend() ? c.take<Real>(tiles_.keys * (addend_per_query() ? queries : 1)) : nullptr;
-    s.addend_rows = c.take<Real>(addend_per_query() ? W * tiles_.keys : 0);
+    s.addend = addend_.columns_given() ? c.take<Real>(tiles_.keys * (addend_.columns_differ() ? queries : 1)) : nullptr;
+    s.addend_rows = c.take<Real>(addend_.columns_differ() ? W * tiles_.keys : 0);
     s.bytes = c.used();
     return s;
   }
@@ -255,9 +255,9 @@ class Backward {
       for (index_t j = keys.begin; j < keys.end; j += 64)
         dropout_columns<Simd>(p_.dropout, r.b, r.h, r.first, r.count, j,
                               s.dropout + (j - keys.begin) * tiles_.queries / 8, tiles_.queries / 8);
-    if (addend_per_query())
+    if (addend_.columns_differ())
       addend_.columns(r.rule, r.b, r.h, {r.first, r.first + r.count}, keys, s.addend_rows, s.addend, tiles_.queries);
-    else if (has_addend())
+    else if (addend_.columns_given())
       addend_.row(r.rule, r.b, r.h, r.first, 0, keys, s.addend);
     for (index_t n = 0; n < keys.end - keys.begin; n += kRows) strip(r, q, keys, n, s);
 
@@ -297,7 +297,7 @@ class Backward {
     for (index_t t = 0; t < kRows; ++t) {
       if (t < rows)
         gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld / 8,
-                     has_addend() ? s.addend + (n + t) * (addend_per_query() ? ld : 1) : nullptr);
+                     addend_.columns_given() ? s.addend + (n + t) * (addend_.columns_differ() ? ld : 1) : nullptr);
       else
         fill(s.scores + t * ld, c.begin, c.end, Real(0)), fill(s.dp + t * ld, c.begin, c.end, Real(0));
     }
@@ -315,7 +315,7 @@ class Backward {
     const ScoreRule<Real> rule = r.rule;  // Copies, which no store to x and y can change.
     const DropoutRule dropout = p_.dropout;
     const Real *const lse = q.lse_log2, *const delta = q.delta;
-    const bool per_query = addend_per_query();
+    const bool per_query = addend_.columns_differ();
     const V shared = V(addend ? *addend : Real(0));
     V distance = V(Real(rule.diagonal(r.first + c.begin) - j)) + Simd::iota();
     for (index_t n = c.begin; n < c.end; n += W, distance = distance + V(Real(W))) {
@@ -384,10 +384,6 @@ class Backward {
       format_.store(q.dq + i * stride_, Real(p_.scale), p_.D,
                     row_at(f_.dq, format_.size, r.b, r.sequence.q_begin + r.first + i, r.h));
   }
-
-  bool has_addend() const { return addend_.given() || has_bounds(); }
-  bool addend_per_query() const { return addend_.per_query() || has_bounds(); }
-  bool has_bounds() const { return p_.key_begin.data || p_.key_end.data; }
 
   const BackwardProblem& f_;
   const Problem& p_;

@@ -53,6 +53,10 @@ class Addend {
     return (p_.bias.given() && p_.bias.row_stride != 0) || (p_.mask.given() && p_.mask.row_stride != 0);
   }
 
+  // The same of `columns`, which takes in row bounds.
+  FA_INLINE bool columns_given() const { return given() || has_bounds(); }
+  FA_INLINE bool columns_differ() const { return per_query() || has_bounds(); }
+
   // out[n] belongs to key keys.begin + n of query i of (b, h). Whole vectors are written; what is past the keys is not
   // to be used. Query i + ahead, unless ahead is 0, is one that will be asked for soon.
   void row(const ScoreRule<Real>& rule, index_t b, index_t h, index_t i, index_t ahead, Range keys, Real* out) const {
@@ -110,6 +114,8 @@ class Addend {
   }
 
  private:
+  FA_INLINE bool has_bounds() const { return p_.key_begin.data || p_.key_end.data; }
+
   using Load = void (*)(const void* source, index_t n, Real* out);
 
   template <class T>
