@@ -55,7 +55,7 @@ else()
   set(flash_attn_flags_avx512 ${flash_attn_flags_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # GCC 12's own AVX-512 header reads an uninitialised variable on purpose (GCC bug 105593).
-    list(APPEND flash_attn_flags_avx512 -Wno-maybe-uninitialized)
+    list(APPEND flash_attn_flags_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
   endif()
   set(flash_attn_flags_avx512_bf16 ${flash_attn_flags_avx512} -mavx512bf16)
 endif()

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "core/thread_pool.h"
-#include "cpu/dropout_bytes.h"
+#include "cpu/dropout_bits.h"
 #include "cpu/pack.h"
 #include "cpu/score_tables.h"
 #include "cpu/target.h"
@@ -103,8 +103,9 @@ class Backward {
     Real *scores, *dp;       // kRows x queries each: S^T then P^T; dP^T then dS^T
     Elem *p_rows, *ds_rows;  // kRows x queries, as multiplicands; the memory of scores and dp when kInPlace
     Elem* ds;                // keys x queries: dS^T of the whole key block, as A operand of dQ
-    std::uint8_t* dropout;   // keys x queries
-    Real* addend;            // keys x queries, when there are bias, mask or row bounds
+    std::uint8_t* dropout;   // keys x queries, a bit each
+    Real* addend;            // keys x queries, when there are bias, mask or row bounds; keys if alike for all queries
+    Real* addend_rows;       // W x keys
     index_t bytes;
   };
 
@@ -138,8 +139,9 @@ class Backward {
     s.p_rows = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * queries);
     s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kRows * queries);
     s.ds = c.take<Elem>(keys * (queries + kRows));  // round_up(keys, kRows) is even, so whole k-steps.
-    s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 64) * queries);
-    s.addend = has_addend() ? c.take<Real>(tiles_.keys * queries) : nullptr;
+    s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 64) * queries / 8);
+    s.addend = addend_.columns_given() ? c.take<Real>(tiles_.keys * (addend_.columns_differ() ? queries : 1)) : nullptr;
+    s.addend_rows = c.take<Real>(addend_.columns_differ() ? W * tiles_.keys : 0);
     s.bytes = c.used();
     return s;
   }
@@ -249,14 +251,12 @@ class Backward {
   void query_block(const Rows& r, const QueryBlock& q, index_t kb, Range keys, const Scratch& s) const {
     if (p_.dropout.active)
       for (index_t j = keys.begin; j < keys.end; j += 64)
-        dropout_columns<Target>(p_.dropout, r.b, r.h, r.first, r.count, j,
-                                s.dropout + (j - keys.begin) * tiles_.queries, tiles_.queries);
-    if (has_addend()) {
-      // `scores` is not in use yet, and holds more than a row of keys.
-      addend_.columns(r.rule, r.b, r.h, {r.first, r.first + r.count}, keys, s.scores, s.addend, tiles_.queries);
-      for (index_t n = 0; n < keys.end - keys.begin; ++n)
-        fill(s.addend + n * tiles_.queries, r.count, round_up(r.count, W), Real(0));
-    }
+        dropout_columns<Simd>(p_.dropout, r.b, r.h, r.first, r.count, j,
+                              s.dropout + (j - keys.begin) * tiles_.queries / 8, tiles_.queries / 8);
+    if (addend_.columns_differ())
+      addend_.columns(r.rule, r.b, r.h, {r.first, r.first + r.count}, keys, s.addend_rows, s.addend, tiles_.queries);
+    else if (addend_.columns_given())
+      addend_.row(r.rule, r.b, r.h, r.first, 0, keys, s.addend);
     for (index_t n = 0; n < keys.end - keys.begin; n += kRows) strip(r, q, keys, n, s);
 
     while (q.turn->load(std::memory_order_acquire) != kb) std::this_thread::yield();
@@ -294,8 +294,8 @@ class Backward {
                            false);
     for (index_t t = 0; t < kRows; ++t) {
       if (t < rows)
-        gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld,
-                     has_addend() ? s.addend + (n + t) * ld : nullptr);
+        gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld / 8,
+                     addend_.columns_given() ? s.addend + (n + t) * (addend_.columns_differ() ? ld : 1) : nullptr);
       else
         fill(s.scores + t * ld, c.begin, c.end, Real(0)), fill(s.dp + t * ld, c.begin, c.end, Real(0));
     }
@@ -308,22 +308,31 @@ class Backward {
   }
 
   // One key: x holds q.k and becomes the (dropped) probability, y holds dout.v and becomes d(scale * q.k).
-  void gradient_row(const Rows& r, const QueryBlock& q, index_t j, Range c, Real* x, Real* y, const std::uint8_t* bytes,
+  void gradient_row(const Rows& r, const QueryBlock& q, index_t j, Range c, Real* x, Real* y, const std::uint8_t* kept,
                     const Real* addend) const {
-    const ScoreRule<Real>& rule = r.rule;
-    const DropoutRule& dropout = p_.dropout;
-    const bool plain = !rule.has_softcap() && !rule.has_alibi();
+    const ScoreRule<Real> rule = r.rule;  // Copies, which no store to x and y can change.
+    const DropoutRule dropout = p_.dropout;
+    const Real *const lse = q.lse_log2, *const delta = q.delta;
+    const bool per_query = addend_.columns_differ();
+    const V shared = V(addend ? *addend : Real(0));
     V distance = V(Real(rule.diagonal(r.first + c.begin) - j)) + Simd::iota();
     for (index_t n = c.begin; n < c.end; n += W, distance = distance + V(Real(W))) {
-      const V dot = Simd::load(x + n), lse = Simd::load(q.lse_log2 + n);
+      const V dot = Simd::load(x + n);
+      V slope = V(Real(1)), score;
+      if (rule.has_softcap()) {  // One branch for both, in which compilers see that they share a tanh.
+        score = rule.logit(dot, distance);
+        slope = rule.slope_of_logit(dot);
+      } else {
+        score = rule.logit(dot, distance);
+      }
+      if (addend) score = score + (per_query ? Simd::load(addend + n) : shared);
       // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
-      V p = addend ? exp2(vmin(rule.logit(dot, distance, Simd::load(addend + n)) - lse, V(Real(0))))
-                   : exp2((plain ? dot * V(rule.scale_log2) : rule.logit(dot, distance)) - lse);
+      V p = exp2(vmin(V(Real(0)), score - Simd::load(lse + n)));
       V dp = Simd::load(y + n);
-      if (dropout.active) dp = Simd::keep_where(dp, bytes + n, dropout.keep_threshold) * V(Real(dropout.keep_scale));
-      V ds = p * (dp - Simd::load(q.delta + n));
-      if (rule.has_softcap()) ds = ds * rule.slope_of_logit(dot);
-      if (dropout.active) p = Simd::keep_where(p, bytes + n, dropout.keep_threshold);
+      if (dropout.active) dp = Simd::keep_where(dp, kept, n) * V(Real(dropout.keep_scale));
+      V ds = p * (dp - Simd::load(delta + n));
+      if (rule.has_softcap()) ds = ds * slope;
+      if (dropout.active) p = Simd::keep_where(p, kept, n);
       Simd::store(x + n, p);
       Simd::store(y + n, ds);
     }
@@ -373,8 +382,6 @@ class Backward {
       format_.store(q.dq + i * stride_, Real(p_.scale), p_.D,
                     row_at(f_.dq, format_.size, r.b, r.sequence.q_begin + r.first + i, r.h));
   }
-
-  bool has_addend() const { return addend_.given() || p_.key_begin.data || p_.key_end.data; }
 
   const BackwardProblem& f_;
   const Problem& p_;

@@ -10,7 +10,7 @@ namespace flash_attn::cpu {
 
 template <class Target>
 void run_forward(const ForwardProblem& problem, const Executor& executor) {
-  Forward<Target>(problem, executor).run();
+  forward<Target>(problem, executor);
 }
 template <class Target>
 void run_backward(const BackwardProblem& problem, const Executor& executor) {

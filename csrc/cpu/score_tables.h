@@ -6,6 +6,8 @@
 #include "core/problem.h"
 #include "core/softmax.h"
 #include "cpu/pack.h"
+#include "cpu/units.h"
+#include "cpu/workspace.h"
 
 namespace flash_attn::cpu {
 
@@ -35,51 +37,114 @@ inline constexpr double kMaskingBias = -1e30;
 template <class Target>
 class Addend {
   using Real = typename Target::Real;
+  using Simd = typename Target::Simd;
+  using V = typename Simd::V;
+  static constexpr index_t W = Simd::W;
   static constexpr Real kHidden = -std::numeric_limits<Real>::infinity();
 
  public:
   FA_INLINE explicit Addend(const Problem& p)
-      : p_(p), load_(table_format<Target>(p.bias.dtype).load), element_(size_of(p.bias.dtype)) {}
+      : p_(p), load_(bias_loader(p.bias.dtype)), element_(size_of(p.bias.dtype)) {}
 
   FA_INLINE bool given() const { return p_.bias.given() || p_.mask.given(); }
 
-  // out[n] belongs to key keys.begin + n of query i of (b, h).
-  void row(const ScoreRule<Real>& rule, index_t b, index_t h, index_t i, Range keys, Real* out) const {
+  // Whether queries of a head have rows of their own, as with a dense bias and not with a key-padding mask.
+  FA_INLINE bool per_query() const {
+    return (p_.bias.given() && p_.bias.row_stride != 0) || (p_.mask.given() && p_.mask.row_stride != 0);
+  }
+
+  // The same of `columns`, which takes in row bounds.
+  FA_INLINE bool columns_given() const { return given() || has_bounds(); }
+  FA_INLINE bool columns_differ() const { return per_query() || has_bounds(); }
+
+  // out[n] belongs to key keys.begin + n of query i of (b, h). Whole vectors are written; what is past the keys is not
+  // to be used. Query i + ahead, unless ahead is 0, is one that will be asked for soon.
+  void row(const ScoreRule<Real>& rule, index_t b, index_t h, index_t i, index_t ahead, Range keys, Real* out) const {
     const index_t n = keys.end - keys.begin;
     const ScoreTable& bias = p_.bias;
     if (bias.given()) {
       const index_t at = b * bias.batch_stride + h * bias.head_stride + i * bias.row_stride + keys.begin;
-      load_(static_cast<const char*>(bias.data) + at * element_, n, out);
-      for (index_t c = 0; c < n; ++c) out[c] = out[c] < Real(kMaskingBias) ? kHidden : out[c] * Real(kLog2e);
+      const char* const source = static_cast<const char*>(bias.data) + at * element_;
+      load_(source, n, out);
+      // Rows lie too far apart for the processor to foresee the next one.
+      const char* const next = source + ahead * bias.row_stride * element_;
+      for (index_t byte = 0; ahead != 0 && byte < n * element_; byte += kCacheLine) Simd::prefetch(next + byte);
     } else {
-      for (index_t c = 0; c < n; ++c) out[c] = Real(0);
+      fill(out, 0, round_up(n, W), Real(0));
     }
     if (!rule.mask.given()) return;
-    const std::uint8_t* const kept = rule.mask.data + i * rule.mask.row_stride + keys.begin * rule.mask.key_stride;
     const index_t step = rule.mask.key_stride;
-    for (index_t c = 0; c < n; ++c) out[c] = kept[c * step] ? out[c] : kHidden;
+    const std::uint8_t* const kept = rule.mask.data + i * rule.mask.row_stride + keys.begin * step;
+    for (index_t c = 0; c < n; c += W) {
+      std::uint8_t lanes[W] = {};
+      const bool in_place = step == 1 && c + W <= n;
+      for (index_t k = c; !in_place && k < min_of(c + W, n); ++k) lanes[k - c] = kept[k * step];
+      Simd::store(out + c, Simd::hide_where_zero(Simd::load(out + c), in_place ? kept + c : lanes));
+    }
   }
 
   // The same with what row bounds hide, for kernels that walk queries and cannot cut intervals of keys:
-  // out[(j - keys.begin) * stride + i - queries.begin]. `row_buffer` holds one row of the keys.
-  void columns(const ScoreRule<Real>& rule, index_t b, index_t h, Range queries, Range keys, Real* row_buffer,
-               Real* out, index_t stride) const {
-    const index_t n = keys.end - keys.begin;
-    for (index_t i = queries.begin; i < queries.end; ++i) {
-      row(rule, b, h, i, keys, row_buffer);
-      const Range seen = rule.visible_keys(i);
-      Real* const to = out + i - queries.begin;
-      for (index_t c = 0; c < n; ++c) {
-        const index_t j = keys.begin + c;
-        to[c * stride] = seen.begin <= j && j < seen.end ? row_buffer[c] : kHidden;
+  // out[(j - keys.begin) * stride + i - queries.begin], again in whole vectors. `rows` holds W rows of the keys, each
+  // of whole vectors.
+  void columns(const ScoreRule<Real>& rule, index_t b, index_t h, Range queries, Range keys, Real* rows, Real* out,
+               index_t stride) const {
+    const index_t n = keys.end - keys.begin, length = round_up(n, W);
+    for (index_t i = queries.begin; i < queries.end; i += W) {
+      for (index_t t = 0; t < W; ++t) {
+        Real* const to = rows + t * length;
+        if (i + t >= queries.end) {
+          fill(to, 0, length, Real(0));
+          continue;
+        }
+        row(rule, b, h, i + t, i + t + W < queries.end ? W : 0, keys, to);
+        const Range seen = rule.visible_keys(i + t);
+        const index_t begin = min_of(max_of<index_t>(seen.begin - keys.begin, 0), n);
+        fill(to, 0, begin, kHidden);
+        fill(to, max_of(min_of(seen.end - keys.begin, n), begin), n, kHidden);
+      }
+      // A last block of keys that is not whole is transposed beside out: more rows of out than keys may not exist.
+      for (index_t c = 0; c < n; c += W) {
+        Real block[W * W];
+        const bool whole = c + W <= n;
+        Real* const to = out + c * stride + i - queries.begin;
+        Simd::transpose(rows + c, length, whole ? to : block, whole ? stride : W);
+        for (index_t k = 0; !whole && c + k < n; ++k) Simd::store(to + k * stride, Simd::load(block + k * W));
       }
     }
   }
 
  private:
+  FA_INLINE bool has_bounds() const { return p_.key_begin.data || p_.key_end.data; }
+
+  using Load = void (*)(const void* source, index_t n, Real* out);
+
+  template <class T>
+  static void load_bias(const void* source, index_t n, Real* out) {
+    const T* const in = static_cast<const T*>(source);
+    const auto convert = [](const T* from, Real* to) {
+      const V x = Simd::load(from);
+      Simd::store(to, select_less(x, V(Real(kMaskingBias)), V(kHidden), x * V(Real(kLog2e))));
+    };
+    index_t c = 0;
+    for (; c + W <= n; c += W) convert(in + c, out + c);
+    if (c == n) return;
+    T last[W] = {};
+    for (index_t k = c; k < n; ++k) last[k - c] = in[k];
+    convert(last, out + c);
+  }
+  static Load bias_loader(DType dtype) {
+    if constexpr (std::is_same_v<Real, double>) {
+      if (dtype == DType::f64) return load_bias<double>;
+    } else {
+      if (dtype == DType::f16) return load_bias<Half>;
+      if (dtype == DType::bf16) return load_bias<BFloat16>;
+    }
+    return load_bias<float>;
+  }
+
   const Problem& p_;
-  void (*load_)(const void*, index_t, Real*);
-  index_t element_;
+  const Load load_;
+  const index_t element_;
 };
 
 // The sink's logit of a head in log2 units.

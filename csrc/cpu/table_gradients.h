@@ -7,7 +7,7 @@
 #pragma once
 
 #include "core/thread_pool.h"
-#include "cpu/dropout_bytes.h"
+#include "cpu/dropout_bits.h"
 #include "cpu/score_tables.h"
 #include "cpu/target.h"
 #include "cpu/units.h"
@@ -81,7 +81,7 @@ class BiasGradient {
     Elem *q, *dout;         // kQueries x stride, kQueries x v_stride
     Real *scores, *dp;      // kRows x keys
     Real *addend, *sum;     // keys; kQueries x keys
-    std::uint8_t* dropout;  // keys, rounded up to 256
+    std::uint8_t* dropout;  // a bit each: keys, rounded up to 256
     index_t bytes;
   };
   Scratch carve(char* base) const {
@@ -96,7 +96,7 @@ class BiasGradient {
     s.dp = c.take<Real>(kRows * keys_);
     s.addend = c.take<Real>(keys_);
     s.sum = c.take<Real>(kQueries * keys_);
-    s.dropout = c.take<std::uint8_t>(round_up(keys_, 256));
+    s.dropout = c.take<std::uint8_t>(round_up(keys_, 256) / 8);
     s.bytes = c.used();
     return s;
   }
@@ -169,9 +169,8 @@ class BiasGradient {
   void add_row(const Reader& r, index_t i, Real* x, Real* y, const Scratch& s, Real* sum) const {
     const index_t n = r.keys.end - r.keys.begin, padded = round_up(n, W);
     const DropoutRule& dropout = p_.dropout;
-    addend_.row(r.rule, r.b, r.h, i, r.keys, s.addend);
-    fill(s.addend, n, padded, Real(0));
-    if (dropout.active) dropout_row<Target>(dropout, r.b, r.h, i, r.keys.begin, padded, s.dropout);
+    addend_.row(r.rule, r.b, r.h, i, i + kRows < r.sequence.q_len ? kRows : 0, r.keys, s.addend);
+    if (dropout.active) dropout_row<Simd>(dropout, r.b, r.h, i, r.keys.begin, padded, s.dropout);
     const index_t at = p_.lse_offset(r.b, r.h) + i;
     const Real lse = static_cast<const Real*>(f_.lse)[at];
     if (std::isinf(lse)) return;  // A row that sees no key.
@@ -180,9 +179,8 @@ class BiasGradient {
     for (index_t c = 0; c < padded; c += W, distance = distance - V(Real(W))) {
       const V score = r.rule.logit(Simd::load(x + c), distance, Simd::load(s.addend + c));
       V dp = Simd::load(y + c);
-      if (dropout.active)
-        dp = Simd::keep_where(dp, s.dropout + c, dropout.keep_threshold) * V(Real(dropout.keep_scale));
-      Simd::store(y + c, exp2(vmin(score - lse_log2, V(Real(0)))) * (dp - delta));
+      if (dropout.active) dp = Simd::keep_where(dp, s.dropout, c) * V(Real(dropout.keep_scale));
+      Simd::store(y + c, exp2(vmin(V(Real(0)), score - lse_log2)) * (dp - delta));
     }
     const Range seen = r.rule.visible_keys(i);
     const index_t begin = min_of(max_of<index_t>(seen.begin - r.keys.begin, 0), n);

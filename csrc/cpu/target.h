@@ -45,7 +45,7 @@ struct Tiles {
   index_t queries, keys;
 };
 
-// Key blocks start at multiples of 64, which the dropout bytes rely on, and keep their K and V (forward) or K, V, dK,
+// Key blocks start at multiples of 64, which the dropout bits rely on, and keep their K and V (forward) or K, V, dK,
 // dV (backward) in half of a 1 MB L2.
 inline constexpr index_t kKeyAlign = 64;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <limits>
 
 #include "core/problem.h"
 #include "core/softmax.h"
@@ -11,14 +12,15 @@ namespace flash_attn::cpu {
 
 class Units {
  public:
-  FA_INLINE explicit Units(const Problem& p) : p_(p) {
-    for (index_t b = 0; b < p.B; ++b) {
-      longest_q_ = max_of(longest_q_, p.sequence(b).q_len);
-      longest_k_ = max_of(longest_k_, p.sequence(b).k_len);
-    }
-  }
-  FA_INLINE index_t count() const { return p_.B * p_.Hk; }
-  FA_INLINE index_t b(index_t unit) const { return unit / p_.Hk; }
+  // Those of the sequences whose rows per key head (queries times query heads of a group) are in [least_rows,
+  // most_rows].
+  explicit Units(const Problem& p, index_t least_rows = 0, index_t most_rows = std::numeric_limits<index_t>::max());
+  ~Units();
+  Units(const Units&) = delete;
+  Units& operator=(const Units&) = delete;
+
+  FA_INLINE index_t count() const { return count_ * p_.Hk; }
+  FA_INLINE index_t b(index_t unit) const { return sequences_[unit / p_.Hk]; }
   FA_INLINE index_t hk(index_t unit) const { return unit % p_.Hk; }
   // Of the actual sequences; max_seqlen may be far above.
   FA_INLINE index_t longest_q() const { return longest_q_; }
@@ -32,7 +34,8 @@ class Units {
 
  private:
   const Problem& p_;
-  index_t longest_q_ = 0, longest_k_ = 0;
+  index_t* const sequences_;
+  index_t count_ = 0, longest_q_ = 0, longest_k_ = 0;
 };
 
 // Tasks (unit, step) of n units with the same number of steps, `abreast` units side by side: step by step over those,

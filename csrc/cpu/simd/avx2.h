@@ -3,12 +3,15 @@
 
 #include <immintrin.h>
 
+#include <limits>
+
 #include "core/numeric.h"
 #include "cpu/simd/vector_math.h"
 
 namespace flash_attn::cpu {
 
 struct Avx2Vector {
+  static constexpr int kExp2Entries = 8;
   __m256 v;
   Avx2Vector() = default;
   FA_INLINE explicit Avx2Vector(__m256 x) : v(x) {}
@@ -25,31 +28,44 @@ FA_INLINE Avx2Vector vabs(Avx2Vector a) { return Avx2Vector(_mm256_andnot_ps(_mm
 FA_INLINE Avx2Vector fma(Avx2Vector a, Avx2Vector b, Avx2Vector c) {
   return Avx2Vector(_mm256_fmadd_ps(a.v, b.v, c.v));
 }
-FA_INLINE Avx2Vector copy_sign(Avx2Vector a, Avx2Vector sign) {
-  const __m256 bit = _mm256_set1_ps(-0.0f);
-  return Avx2Vector(_mm256_or_ps(_mm256_andnot_ps(bit, a.v), _mm256_and_ps(bit, sign.v)));
-}
 FA_INLINE Avx2Vector select_less(Avx2Vector a, Avx2Vector b, Avx2Vector then, Avx2Vector otherwise) {
   return Avx2Vector(_mm256_blendv_ps(otherwise.v, then.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)));
 }
-FA_INLINE Avx2Vector round_to_int(Avx2Vector a) {
-  return Avx2Vector(_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+FA_INLINE Avx2Vector exp2_steps(Avx2Vector t) {
+  const __m256i n = _mm256_castps_si256(t.v);
+  const __m256 table = _mm256_setr_ps(1.0f, 0.982753873f, 0.969603539f, 0.960919797f, 0.957106769f, 0.958605409f,
+                                      0.965896428f, 0.979504049f);
+  const __m256i fraction = _mm256_castps_si256(_mm256_permutevar8x32_ps(table, n));
+  return Avx2Vector(_mm256_castsi256_ps(_mm256_add_epi32(fraction, _mm256_slli_epi32(n, 20))));
 }
-FA_INLINE Avx2Vector scale_by_power(Avx2Vector y, Avx2Vector n) {
-  // Two halves, each a normal power of two, so that results below 2^-126 underflow gradually and -150 gives 0.
-  const __m256i whole = _mm256_cvtps_epi32(n.v), half = _mm256_srai_epi32(whole, 1);
-  const __m256i bias = _mm256_set1_epi32(127);
-  const __m256i a = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
-  const __m256i b = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(whole, half), bias), 23);
-  return Avx2Vector(_mm256_mul_ps(_mm256_mul_ps(y.v, _mm256_castsi256_ps(a)), _mm256_castsi256_ps(b)));
+FA_INLINE Avx2Vector zero_below(Avx2Vector y, Avx2Vector x, float bound) {
+  return Avx2Vector(_mm256_and_ps(y.v, _mm256_cmp_ps(x.v, _mm256_set1_ps(bound), _CMP_NLT_UQ)));
 }
-FA_INLINE Avx2Vector exp2(Avx2Vector x) { return exp2_polynomial(x); }
-FA_INLINE Avx2Vector vtanh(Avx2Vector x) { return tanh_by_parts(x); }
+FA_INLINE Avx2Vector exp2(Avx2Vector x) { return exp2_by_table(x); }
+FA_INLINE Avx2Vector vtanh(Avx2Vector x) { return tanh_rational(x); }
+
+// 4 numbers of 32 bits, each in a lane of 64.
+struct Avx2Wide {
+  static constexpr int kLanes = 4;
+  __m256i v;
+  FA_INLINE explicit Avx2Wide(__m256i x) : v(x) {}
+  FA_INLINE explicit Avx2Wide(std::uint32_t x) : v(_mm256_set1_epi64x(static_cast<long long>(x))) {}
+  static FA_INLINE Avx2Wide every_second(std::uint32_t first) {
+    return Avx2Wide(_mm256_add_epi32(Avx2Wide(first).v, _mm256_setr_epi64x(0, 2, 4, 6)));
+  }
+};
+FA_INLINE Avx2Wide multiply_low(Avx2Wide a, Avx2Wide b) { return Avx2Wide(_mm256_mul_epu32(a.v, b.v)); }
+FA_INLINE Avx2Wide high_half(Avx2Wide a) { return Avx2Wide(_mm256_srli_epi64(a.v, 32)); }
+FA_INLINE Avx2Wide exclusive_or(Avx2Wide a, Avx2Wide b, Avx2Wide c) {
+  return Avx2Wide(_mm256_xor_si256(_mm256_xor_si256(a.v, b.v), c.v));
+}
 
 struct Avx2Simd {
   using Real = float;
   using V = Avx2Vector;
+  using Wide = Avx2Wide;
   static constexpr int W = 8;
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
   static FA_INLINE V load(const float* p) { return V(_mm256_loadu_ps(p)); }
   static FA_INLINE V load(const Half* p) {
@@ -73,6 +89,8 @@ struct Avx2Simd {
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
+  // Asks for what lies at p, to be there soon.
+  static FA_INLINE void prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T1); }
   static FA_INLINE V iota() { return V(_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7)); }
   static FA_INLINE float reduce_max(V x) {
     const __m128 half = _mm_max_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));
@@ -109,10 +127,33 @@ struct Avx2Simd {
       _mm256_storeu_ps(to + 3 * out_stride, _mm256_castpd_ps(_mm256_unpackhi_pd(d, e)));
     }
   }
-  static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
+  static FA_INLINE V hide_where_zero(V x, const std::uint8_t* bytes) {
     const __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
-    const __m256i dropped = _mm256_cmpgt_epi32(words, _mm256_set1_epi32(static_cast<int>(threshold)));
-    return V(_mm256_andnot_ps(_mm256_castsi256_ps(dropped), x.v));
+    const __m256 hidden = _mm256_castsi256_ps(_mm256_cmpeq_epi32(words, _mm256_setzero_si256()));
+    return V(_mm256_blendv_ps(x.v, _mm256_set1_ps(-kInfinity), hidden));
+  }
+  static FA_INLINE V keep_where(V x, const std::uint8_t* bits, index_t n) {
+    const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i kept = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits[n / 8]), lane), lane);
+    return V(_mm256_and_ps(_mm256_castsi256_ps(kept), x.v));
+  }
+  static FA_INLINE std::uint64_t bytes_at_most(Wide even, Wide odd, std::uint32_t threshold) {
+    return at_most(words(even, odd), threshold);
+  }
+  static FA_INLINE std::uint64_t bytes_at_most_by_byte(Wide even, Wide odd, std::uint32_t threshold) {
+    const __m256i in_lane =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m256i bytes = _mm256_shuffle_epi8(words(even, odd), in_lane);
+    return at_most(_mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)), threshold);
+  }
+
+ private:
+  static FA_INLINE __m256i words(Wide even, Wide odd) {
+    return _mm256_blend_epi32(even.v, _mm256_slli_epi64(odd.v, 32), 0xAA);
+  }
+  static FA_INLINE std::uint64_t at_most(__m256i bytes, std::uint32_t threshold) {
+    const __m256i smaller = _mm256_min_epu8(bytes, _mm256_set1_epi8(static_cast<char>(threshold)));
+    return static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(smaller, bytes)));
   }
 };
 

@@ -3,12 +3,16 @@
 
 #include <immintrin.h>
 
+#include <cstring>
+#include <limits>
+
 #include "core/numeric.h"
 #include "cpu/simd/vector_math.h"
 
 namespace flash_attn::cpu {
 
 struct Avx512Vector {
+  static constexpr int kExp2Entries = 16;
   __m512 v;
   Avx512Vector() = default;
   FA_INLINE explicit Avx512Vector(__m512 x) : v(x) {}
@@ -25,26 +29,45 @@ FA_INLINE Avx512Vector vabs(Avx512Vector a) { return Avx512Vector(_mm512_abs_ps(
 FA_INLINE Avx512Vector fma(Avx512Vector a, Avx512Vector b, Avx512Vector c) {
   return Avx512Vector(_mm512_fmadd_ps(a.v, b.v, c.v));
 }
-FA_INLINE Avx512Vector copy_sign(Avx512Vector a, Avx512Vector sign) {
-  const __m512 bit = _mm512_set1_ps(-0.0f);
-  return Avx512Vector(_mm512_or_ps(_mm512_andnot_ps(bit, a.v), _mm512_and_ps(bit, sign.v)));
-}
 FA_INLINE Avx512Vector select_less(Avx512Vector a, Avx512Vector b, Avx512Vector then, Avx512Vector otherwise) {
   return Avx512Vector(_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), otherwise.v, then.v));
 }
-FA_INLINE Avx512Vector round_to_int(Avx512Vector a) {
-  return Avx512Vector(_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+FA_INLINE Avx512Vector exp2_steps(Avx512Vector t) {
+  const __m512i n = _mm512_castps_si512(t.v);
+  const __m512 table = _mm512_setr_ps(1.0f, 0.990886867f, 0.982753873f, 0.97564429f, 0.969603539f, 0.964678884f,
+                                      0.960919797f, 0.958377779f, 0.957106769f, 0.957163095f, 0.958605409f,
+                                      0.961495161f, 0.965896428f, 0.971876085f, 0.979504049f, 0.988853276f);
+  const __m512i fraction = _mm512_castps_si512(_mm512_permutexvar_ps(n, table));
+  return Avx512Vector(_mm512_castsi512_ps(_mm512_add_epi32(fraction, _mm512_slli_epi32(n, 19))));
 }
-FA_INLINE Avx512Vector scale_by_power(Avx512Vector y, Avx512Vector n) {
-  return Avx512Vector(_mm512_scalef_ps(y.v, n.v));
+FA_INLINE Avx512Vector zero_below(Avx512Vector y, Avx512Vector x, float bound) {
+  return Avx512Vector(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(bound), _CMP_NLT_UQ), y.v));
 }
-FA_INLINE Avx512Vector exp2(Avx512Vector x) { return exp2_polynomial(x); }
-FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_by_parts(x); }
+FA_INLINE Avx512Vector exp2(Avx512Vector x) { return exp2_by_table(x); }
+FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_rational(x); }
+
+// 8 numbers of 32 bits, each in a lane of 64.
+struct Avx512Wide {
+  static constexpr int kLanes = 8;
+  __m512i v;
+  FA_INLINE explicit Avx512Wide(__m512i x) : v(x) {}
+  FA_INLINE explicit Avx512Wide(std::uint32_t x) : v(_mm512_set1_epi64(static_cast<long long>(x))) {}
+  static FA_INLINE Avx512Wide every_second(std::uint32_t first) {
+    return Avx512Wide(_mm512_add_epi32(Avx512Wide(first).v, _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14)));
+  }
+};
+FA_INLINE Avx512Wide multiply_low(Avx512Wide a, Avx512Wide b) { return Avx512Wide(_mm512_mul_epu32(a.v, b.v)); }
+FA_INLINE Avx512Wide high_half(Avx512Wide a) { return Avx512Wide(_mm512_srli_epi64(a.v, 32)); }
+FA_INLINE Avx512Wide exclusive_or(Avx512Wide a, Avx512Wide b, Avx512Wide c) {
+  return Avx512Wide(_mm512_ternarylogic_epi64(a.v, b.v, c.v, 0x96));
+}
 
 struct Avx512Simd {
   using Real = float;
   using V = Avx512Vector;
+  using Wide = Avx512Wide;
   static constexpr int W = 16;
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
   static FA_INLINE V load(const float* p) { return V(_mm512_loadu_ps(p)); }
   static FA_INLINE V load(const Half* p) {
@@ -66,6 +89,8 @@ struct Avx512Simd {
     const __m512i out = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), rounded, quiet);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(out, 16)));
   }
+  // Asks for what lies at p, to be there soon.
+  static FA_INLINE void prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T1); }
   static FA_INLINE V iota() { return V(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)); }
   static FA_INLINE float reduce_max(V x) { return _mm512_reduce_max_ps(x.v); }
   static FA_INLINE float reduce_sum(V x) { return _mm512_reduce_add_ps(x.v); }
@@ -109,10 +134,28 @@ struct Avx512Simd {
       _mm512_storeu_ps(to + 3 * out_stride, _mm512_castpd_ps(_mm512_unpackhi_pd(d, e)));
     }
   }
-  static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
-    const __m512i words = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-    const __mmask16 kept = _mm512_cmple_epu32_mask(words, _mm512_set1_epi32(static_cast<int>(threshold)));
+  static FA_INLINE V hide_where_zero(V x, const std::uint8_t* bytes) {
+    const __m128i mask = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+    return V(_mm512_mask_blend_ps(_mm_test_epi8_mask(mask, mask), _mm512_set1_ps(-kInfinity), x.v));
+  }
+  static FA_INLINE V keep_where(V x, const std::uint8_t* bits, index_t n) {
+    std::uint16_t kept;
+    std::memcpy(&kept, bits + n / 8, sizeof(kept));
     return V(_mm512_maskz_mov_ps(kept, x.v));
+  }
+  static FA_INLINE std::uint64_t bytes_at_most(Wide even, Wide odd, std::uint32_t threshold) {
+    return _mm512_cmple_epu8_mask(words(even, odd), _mm512_set1_epi8(static_cast<char>(threshold)));
+  }
+  static FA_INLINE std::uint64_t bytes_at_most_by_byte(Wide even, Wide odd, std::uint32_t threshold) {
+    const __m512i in_lane = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m512i lanes = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes = _mm512_permutexvar_epi32(lanes, _mm512_shuffle_epi8(words(even, odd), in_lane));
+    return _mm512_cmple_epu8_mask(bytes, _mm512_set1_epi8(static_cast<char>(threshold)));
+  }
+
+ private:
+  static FA_INLINE __m512i words(Wide even, Wide odd) {
+    return _mm512_mask_blend_epi32(0xAAAA, even.v, _mm512_slli_epi64(odd.v, 32));
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 #include "core/numeric.h"
 #include "cpu/simd/vector_math.h"
@@ -39,19 +40,17 @@ FA_PORTABLE operator*(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
 FA_PORTABLE operator/(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
   FA_PORTABLE_LANES(a.lane[i] / b.lane[i]);
 }
+// vmax and vmin give b where one is NaN, as x86 does.
 FA_PORTABLE vmax(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
-  FA_PORTABLE_LANES(max_of(a.lane[i], b.lane[i]));
+  FA_PORTABLE_LANES(a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]);
 }
 FA_PORTABLE vmin(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b) {
-  FA_PORTABLE_LANES(min_of(a.lane[i], b.lane[i]));
+  FA_PORTABLE_LANES(a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]);
 }
 FA_PORTABLE vabs(PortableVector<R, Lanes> a) { FA_PORTABLE_LANES(a.lane[i] < 0 ? -a.lane[i] : a.lane[i]); }
 // Two roundings where the target has no fused operation: a library call per lane would cost far more than it saves.
 FA_PORTABLE fma(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b, PortableVector<R, Lanes> c) {
   FA_PORTABLE_LANES(a.lane[i] * b.lane[i] + c.lane[i]);
-}
-FA_PORTABLE copy_sign(PortableVector<R, Lanes> a, PortableVector<R, Lanes> sign) {
-  FA_PORTABLE_LANES((sign.lane[i] < 0) == (a.lane[i] < 0) ? a.lane[i] : -a.lane[i]);
 }
 FA_PORTABLE select_less(PortableVector<R, Lanes> a, PortableVector<R, Lanes> b, PortableVector<R, Lanes> then,
                         PortableVector<R, Lanes> otherwise) {
@@ -76,7 +75,7 @@ FA_INLINE PortableVector<float, Lanes> exp2(PortableVector<float, Lanes> x) {
 }
 template <int Lanes>
 FA_INLINE PortableVector<float, Lanes> vtanh(PortableVector<float, Lanes> x) {
-  return tanh_by_parts(x);
+  return tanh_rational(x);
 }
 // fp64 is the precision that everything else is checked against: the C library's functions.
 template <int Lanes>
@@ -92,10 +91,44 @@ FA_INLINE PortableVector<double, Lanes> vtanh(PortableVector<double, Lanes> x) {
 #undef FA_PORTABLE
 #undef FA_PORTABLE_LANES
 
+// 4 numbers of 32 bits, each in a lane of 64 whose upper half may hold anything. The tag keeps the copies of different
+// instruction sets apart.
+template <class Tag>
+struct PortableWide {
+  static constexpr int kLanes = 4;
+  std::uint64_t lane[kLanes];
+
+  PortableWide() = default;
+  FA_INLINE explicit PortableWide(std::uint32_t x) {
+    for (int i = 0; i < kLanes; ++i) lane[i] = x;
+  }
+  static FA_INLINE PortableWide every_second(std::uint32_t first) {
+    PortableWide out;
+    for (int i = 0; i < kLanes; ++i) out.lane[i] = first + std::uint32_t(2 * i);
+    return out;
+  }
+};
+template <class Tag>
+FA_INLINE PortableWide<Tag> multiply_low(PortableWide<Tag> a, PortableWide<Tag> b) {
+  for (int i = 0; i < a.kLanes; ++i) a.lane[i] = (a.lane[i] & 0xffffffffu) * (b.lane[i] & 0xffffffffu);
+  return a;
+}
+template <class Tag>
+FA_INLINE PortableWide<Tag> high_half(PortableWide<Tag> a) {
+  for (int i = 0; i < a.kLanes; ++i) a.lane[i] >>= 32;
+  return a;
+}
+template <class Tag>
+FA_INLINE PortableWide<Tag> exclusive_or(PortableWide<Tag> a, PortableWide<Tag> b, PortableWide<Tag> c) {
+  for (int i = 0; i < a.kLanes; ++i) a.lane[i] ^= b.lane[i] ^ c.lane[i];
+  return a;
+}
+
 template <class R, int Lanes>
 struct PortableSimd {
   using Real = R;
   using V = PortableVector<R, Lanes>;
+  using Wide = PortableWide<V>;
   static constexpr int W = Lanes;
 
   template <class T>
@@ -111,6 +144,7 @@ struct PortableSimd {
   static FA_INLINE void store(T* p, V x) {
     for (int i = 0; i < W; ++i) p[i] = from_float<T>(x.lane[i]);
   }
+  static FA_INLINE void prefetch(const char*) {}
   // 0, 1, 2, ...
   static FA_INLINE V iota() {
     V out;
@@ -138,10 +172,35 @@ struct PortableSimd {
     for (int r = 0; r < W; ++r)
       for (int c = 0; c < W; ++c) out[c * out_stride + r] = in[r * in_stride + c];
   }
-  // x where byte <= threshold, else 0.
-  static FA_INLINE V keep_where(V x, const std::uint8_t* bytes, std::uint32_t threshold) {
-    for (int i = 0; i < W; ++i) x.lane[i] = bytes[i] <= threshold ? x.lane[i] : R(0);
+  // x where the byte is not 0, else -inf.
+  static FA_INLINE V hide_where_zero(V x, const std::uint8_t* bytes) {
+    for (int i = 0; i < W; ++i) x.lane[i] = bytes[i] ? x.lane[i] : -std::numeric_limits<R>::infinity();
     return x;
+  }
+  // x where bit n + lane of `bits` is set, else 0; n is a multiple of W.
+  static FA_INLINE V keep_where(V x, const std::uint8_t* bits, index_t n) {
+    for (index_t i = 0; i < W; ++i) x.lane[i] = (bits[(n + i) / 8] >> ((n + i) % 8)) & 1 ? x.lane[i] : R(0);
+    return x;
+  }
+  // Which bytes of the words even[0], odd[0], even[1], ... are at most `threshold`: bit 4 * word + byte, or words *
+  // byte
+  // + word.
+  static FA_INLINE std::uint64_t bytes_at_most(Wide even, Wide odd, std::uint32_t threshold) {
+    return at_most(even, odd, threshold, 4, 1);
+  }
+  static FA_INLINE std::uint64_t bytes_at_most_by_byte(Wide even, Wide odd, std::uint32_t threshold) {
+    return at_most(even, odd, threshold, 1, 2 * Wide::kLanes);
+  }
+
+ private:
+  static FA_INLINE std::uint64_t at_most(Wide even, Wide odd, std::uint32_t threshold, int per_word, int per_byte) {
+    std::uint64_t out = 0;
+    for (int word = 0; word < 2 * Wide::kLanes; ++word)
+      for (int byte = 0; byte < 4; ++byte) {
+        const std::uint64_t value = (word % 2 ? odd : even).lane[word / 2] >> (8 * byte) & 255;
+        out |= std::uint64_t(value <= threshold) << (word * per_word + byte * per_byte);
+      }
+    return out;
   }
 };
 

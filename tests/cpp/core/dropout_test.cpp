@@ -2,10 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <vector>
-
-#include "cpu/dropout_bytes.h"
-
 namespace flash_attn {
 namespace {
 
@@ -26,24 +22,6 @@ TEST(Philox, KnownAnswers) {
     const PhiloxWords got = philox4x32(a.counter, a.key);
     for (int i = 0; i < 4; ++i) EXPECT_EQ(got.w[i], a.expected.w[i]);
   }
-}
-
-std::uint32_t byte_of(const DropoutRule& rule, index_t b, index_t h, index_t i, index_t j) {
-  const PhiloxWords words = rule.bytes(b, h, i, j / 64, int(j / 4 % 4));
-  return words.w[j / 16 % 4] >> (8 * (j % 4)) & 255u;
-}
-
-struct Scalar {};
-
-TEST(DropoutBytes, RowsAndColumnsFollowTheDefinition) {
-  const DropoutRule rule = make_dropout(0.2, -5, 77);
-  std::vector<std::uint8_t> row(512), columns(64 * 48);
-  cpu::dropout_row<Scalar>(rule, 3, 5, 1001, 128, 300, row.data());
-  for (index_t j = 0; j < 300; ++j) ASSERT_EQ(row[j], byte_of(rule, 3, 5, 1001, 128 + j)) << j;
-  cpu::dropout_columns<Scalar>(rule, 3, 5, 990, 40, 192, columns.data(), 48);
-  for (index_t j = 0; j < 64; ++j)
-    for (index_t i = 0; i < 40; ++i)
-      ASSERT_EQ(columns[j * 48 + i], byte_of(rule, 3, 5, 990 + i, 192 + j)) << i << " " << j;
 }
 
 TEST(DropoutRule, ThresholdAndScale) {

@@ -1,0 +1,191 @@
+// What the forward pass works on: a block of rows, the memory of a worker, and the sizes that a call settles once.
+#pragma once
+
+#include "core/softmax.h"
+#include "core/thread_pool.h"
+#include "cpu/direct_rows.h"
+#include "cpu/packed_keys.h"
+#include "cpu/score_tables.h"
+#include "cpu/target.h"
+#include "cpu/units.h"
+#include "cpu/workspace.h"
+
+namespace flash_attn::cpu {
+
+// How K and V reach the products, by the rows that meet them per key head.
+//   packed    many rows: K and V of all units are packed first, for every query block to use
+//   in_place  few: who needs a key block packs it, and all query heads of the group meet it
+//   direct    very few, as in decoding: rows of K and V are read where they are, nothing is packed
+enum class Approach { packed, in_place, direct };
+
+// Most rows per key head of an approach. Direct sums are in another order than backward's, which the reference
+// precision does not allow itself.
+template <class Target>
+constexpr index_t most_rows(Approach approach) {
+  if (approach == Approach::packed) return std::numeric_limits<index_t>::max();
+  if (approach == Approach::in_place) return 64;
+  return std::is_same_v<typename Target::Real, float> ? 4 * Target::kRows : 0;
+}
+
+// Some queries and query heads of a sequence; its rows are (query, head), heads being neighbours.
+template <class Target>
+struct ForwardBlock {
+  using Real = typename Target::Real;
+
+  index_t b, h, heads, first, rows;
+  Sequence sequence;
+  const ScoreRule<Real>* rules;  // heads
+  typename Target::Elem* packed;
+  index_t packed_step;  // Between key blocks; 0 where there is one at a time.
+  Range keys;           // What its rows see.
+
+  FA_INLINE index_t head(index_t r) const { return heads == 1 ? h : h + r % heads; }
+  FA_INLINE index_t query(index_t r) const { return first + (heads == 1 ? r : r / heads); }
+  FA_INLINE const ScoreRule<Real>& rule(index_t r) const { return rules[heads == 1 ? 0 : r % heads]; }
+
+  // The smallest interval that holds all keys that some of the rows see, mask aside.
+  FA_INLINE Range seen(Range rows_seen) const {
+    const Range queries{query(rows_seen.begin), query(rows_seen.end - 1) + 1};
+    Range hull = rules[0].visible_keys(queries);
+    for (index_t g = 1; g < heads && rules[0].bounds.given(); ++g) {
+      const Range other = rules[g].visible_keys(queries);
+      if (hull.empty())
+        hull = other;
+      else if (!other.empty())
+        hull = {min_of(hull.begin, other.begin), max_of(hull.end, other.end)};
+    }
+    return hull;
+  }
+};
+
+// The memory of a worker.
+template <class Target>
+struct ForwardScratch {
+  using Elem = typename Target::Elem;
+  using Real = typename Target::Real;
+
+  // A block's own.
+  ForwardBlock<Target>* block;
+  ScoreRule<Real>* rules;  // heads
+  Elem* rows;              // queries x q_stride
+  Real* o;                 // queries x o_stride
+  SoftmaxState<Real>* state;
+  // Of whatever is in work.
+  Elem* staging;                  // see PackedKeys
+  Elem* packed;                   // a key block, when packed in place
+  const void **k_rows, **v_rows;  // addresses of a block's keys, when direct
+  Real* scores;                   // kRows x keys
+  Elem* probabilities;            // kRows x keys; the memory of scores when they are of the same type
+  std::uint8_t* dropout;          // a bit each: keys, rounded up to 256
+  Real* addend;                   // keys, when there is a bias or a mask
+  index_t bytes;
+};
+
+// What a range of key blocks gives, to be merged with others.
+template <class Target>
+struct ForwardPartial {
+  typename Target::Real* o;  // rows x o_stride
+  SoftmaxState<typename Target::Real>* state;
+  index_t bytes;
+};
+
+template <class Target>
+struct ForwardPlan {
+  using Elem = typename Target::Elem;
+  using Real = typename Target::Real;
+  static constexpr index_t W = Target::Simd::W, kRows = Target::kRows;
+  static constexpr bool kInPlace = std::is_same_v<Elem, Real>;  // P can overwrite the scores.
+  // Keys of a block that is read directly: few, so that the next head of the same rows follows soon.
+  static constexpr index_t kDirectKeys = 128;
+
+  ForwardPlan(const ForwardProblem& forward, const Executor& executor, Approach how, const Units& these)
+      : f(forward),
+        p(f.problem),
+        approach(how),
+        units(these),
+        format(row_format<Target>(p.dtype)),
+        products(direct_products<Target>(p.dtype)),
+        addend(p),
+        heads(how == Approach::packed ? 1 : p.group()),
+        tiles(tiles_for(executor.num_threads)),
+        packed(p, format, tiles.keys),
+        q_stride(round_up(p.D, W)),
+        o_stride(round_up(p.Dv, W)),
+        query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)),
+        key_blocks(ceil_div(units.longest_k(), tiles.keys)) {}
+
+  Tiles tiles_for(int threads) const {
+    Tiles t = forward_tiles(p.D, p.Dv, sizeof(Elem));
+    if (approach == Approach::direct) t.keys = min_of(t.keys, kDirectKeys);
+    t.keys = min_of(t.keys, round_up(max_of<index_t>(units.longest_k(), 1), kKeyAlign));
+    if (approach != Approach::packed) return {max_of<index_t>(1, p.group() * units.longest_q()), t.keys};
+    // Smaller blocks when there would be too few tasks for the threads: a row's result does not depend on its
+    // neighbours.
+    while (t.queries > 16 && units.count() * p.group() * ceil_div(units.longest_q(), t.queries) < 4 * index_t(threads))
+      t.queries /= 2;
+    return t;
+  }
+
+  // With room for `slots` blocks.
+  ForwardScratch<Target> carve(char* base, index_t slots) const {
+    Carver c(base);
+    ForwardScratch<Target> s{};
+    const index_t queries = slots * round_up(tiles.queries, kRows);
+    const bool direct = approach == Approach::direct;
+    s.block = c.take<ForwardBlock<Target>>(slots);
+    s.rules = c.take<ScoreRule<Real>>(slots * heads);
+    s.rows = c.take<Elem>(queries * q_stride);
+    s.o = c.take<Real>(queries * o_stride);
+    s.state = c.take<SoftmaxState<Real>>(queries);
+    s.staging = c.take<Elem>(direct ? 0 : packed.staging_elems());
+    s.packed = c.take<Elem>(approach == Approach::in_place ? packed.block_elems() : 0);
+    s.k_rows = c.take<const void*>(direct ? tiles.keys : 0);
+    s.v_rows = c.take<const void*>(direct ? tiles.keys : 0);
+    s.scores = c.take<Real>(kRows * tiles.keys);
+    s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * tiles.keys);
+    s.dropout = c.take<std::uint8_t>(round_up(tiles.keys, 256) / 8);
+    s.addend = c.take<Real>(addend.given() ? tiles.keys : 0);
+    s.bytes = c.used();
+    return s;
+  }
+
+  // The part of a scratch that belongs to block `slot`.
+  ForwardScratch<Target> slot(ForwardScratch<Target> s, index_t slot) const {
+    const index_t queries = slot * round_up(tiles.queries, kRows);
+    s.block += slot;
+    s.rules += slot * heads;
+    s.rows += queries * q_stride;
+    s.o += queries * o_stride;
+    s.state += queries;
+    return s;
+  }
+
+  ForwardPartial<Target> carve_partial(char* base) const {
+    Carver c(base);
+    ForwardPartial<Target> part{};
+    part.o = c.take<Real>(tiles.queries * o_stride);
+    part.state = c.take<SoftmaxState<Real>>(tiles.queries);
+    part.bytes = c.used();
+    return part;
+  }
+
+  // Keys of block kb; none or fewer past the end of a sequence.
+  FA_INLINE index_t keys_of(const Sequence& sequence, index_t kb) const {
+    return min_of(tiles.keys, sequence.k_len - kb * tiles.keys);
+  }
+
+  const ForwardProblem& f;
+  const Problem& p;
+  const Approach approach;
+  const Units& units;
+  const RowFormat<Target> format;
+  const DirectProducts<Target> products;
+  const Addend<Target> addend;
+  const index_t heads;  // Query heads whose rows share a block.
+  const Tiles tiles;
+  const PackedKeys<Target> packed;
+  const index_t q_stride, o_stride;
+  const index_t query_blocks, key_blocks;
+};
+
+}  // namespace flash_attn::cpu

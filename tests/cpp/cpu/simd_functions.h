@@ -1,0 +1,41 @@
+// The vector functions of every instruction set, as plain functions over arrays. The files that define them are
+// compiled for their instruction set and contain nothing else, so that a test program runs on every machine.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/dropout_bits.h"
+
+namespace flash_attn::testing {
+
+struct SimdFunctions {
+  const char* name;
+  index_t lanes;
+  // n is a multiple of `lanes`.
+  void (*exp2)(const float* in, index_t n, float* out);
+  void (*tanh)(const float* in, index_t n, float* out);
+  void (*dropout_row)(const DropoutRule&, index_t b, index_t h, index_t i, index_t j0, index_t n, std::uint8_t*);
+  void (*dropout_columns)(const DropoutRule&, index_t b, index_t h, index_t i0, index_t n, index_t j0, std::uint8_t*,
+                          index_t stride);
+};
+
+template <class Simd>
+struct SimdFunctionsOf {
+  static void exp2_of(const float* in, index_t n, float* out) {
+    for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, exp2(Simd::load(in + i)));
+  }
+  static void tanh_of(const float* in, index_t n, float* out) {
+    for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, vtanh(Simd::load(in + i)));
+  }
+  static constexpr SimdFunctions table(const char* name) {
+    return {name, Simd::W, exp2_of, tanh_of, cpu::dropout_row<Simd>, cpu::dropout_columns<Simd>};
+  }
+};
+
+const SimdFunctions& portable_functions();
+#if defined(FLASH_ATTN_X86)
+const SimdFunctions& avx2_functions();
+const SimdFunctions& avx512_functions();
+#endif
+
+}  // namespace flash_attn::testing

@@ -1,0 +1,134 @@
+// exp2, tanh and the dropout bits of every instruction set that this machine has.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/numeric.h"
+#include "cpu/cpuid.h"
+#include "cpu/simd_functions.h"
+
+namespace flash_attn::testing {
+namespace {
+
+std::vector<const SimdFunctions*> available() {
+  std::vector<const SimdFunctions*> all{&portable_functions()};
+#if defined(FLASH_ATTN_X86)
+  const cpu::Features features = cpu::detect_features();
+  if (features.avx2) all.push_back(&avx2_functions());
+  if (features.avx512) all.push_back(&avx512_functions());
+#endif
+  return all;
+}
+
+class Simd : public ::testing::TestWithParam<const SimdFunctions*> {};
+
+// Distance to the true value in units of fp32's last place there.
+double ulps(float got, double expected) {
+  const double unit = std::ldexp(1.0, std::max(std::ilogb(expected), -126) - 23);
+  return std::abs(double(got) - expected) / unit;
+}
+
+// Calls check(x, f(x)) for every stride-th float of [first, last], by its bits.
+template <class Check>
+void for_floats(const SimdFunctions& s, void (*f)(const float*, index_t, float*), float first, float last,
+                std::uint32_t stride, const Check& check) {
+  constexpr int kChunk = 4096;
+  std::vector<float> in(kChunk), out(kChunk);
+  const std::uint64_t end = bit_cast<std::uint32_t>(last);
+  for (std::uint64_t bits = bit_cast<std::uint32_t>(first); bits <= end; bits += std::uint64_t(kChunk) * stride) {
+    for (int n = 0; n < kChunk; ++n)
+      in[n] = bit_cast<float>(std::uint32_t(std::min<std::uint64_t>(bits + std::uint64_t(n) * stride, end)));
+    ASSERT_EQ(kChunk % s.lanes, 0);
+    f(in.data(), kChunk, out.data());
+    for (int n = 0; n < kChunk; ++n) check(in[n], out[n]);
+  }
+}
+
+// Every 997th float; FLASH_ATTN_EXHAUSTIVE=1: every float (10^9, minutes).
+std::uint32_t stride() { return std::getenv("FLASH_ATTN_EXHAUSTIVE") ? 1 : 997; }
+
+// Below -126, where the true value is not a normal number, 0 is as good as its neighbours.
+TEST_P(Simd, Exp2WithinTwoUlps) {
+  const SimdFunctions& s = *GetParam();
+  double worst = 0.0;
+  float at = 0.0f;
+  for_floats(s, s.exp2, -0.0f, -126.0f, stride(), [&](float x, float got) {
+    const double error = ulps(got, std::exp2(double(x)));
+    if (!(error <= worst)) worst = error, at = x;
+  });
+  EXPECT_LE(worst, 2.0) << s.name << " at " << at;
+  for_floats(s, s.exp2, 0.0f, 127.0f, stride(), [&](float x, float got) {
+    const double error = ulps(got, std::exp2(double(x)));
+    if (!(error <= worst)) worst = error, at = x;
+  });
+  EXPECT_LE(worst, 2.0) << s.name << " at " << at;
+  RecordProperty("worst_ulps", std::to_string(worst));
+}
+
+TEST_P(Simd, Exp2OutsideTheNormalRange) {
+  const SimdFunctions& s = *GetParam();
+  const float smallest = std::numeric_limits<float>::min();
+  for_floats(s, s.exp2, -126.0f, -3e38f, 9973, [&](float x, float got) {
+    EXPECT_GE(got, 0.0f) << x;
+    EXPECT_LE(got, smallest) << x;
+    if (x < -150.0f) {
+      EXPECT_EQ(got, 0.0f) << x;
+    }
+  });
+  std::vector<float> in(s.lanes, -std::numeric_limits<float>::infinity()), out(s.lanes);
+  in[1] = std::numeric_limits<float>::quiet_NaN();
+  in[2] = 0.0f;
+  in[3] = -1.0f;
+  s.exp2(in.data(), s.lanes, out.data());
+  EXPECT_EQ(out[0], 0.0f);
+  EXPECT_TRUE(std::isnan(out[1]));
+  EXPECT_EQ(out[2], 1.0f);
+  EXPECT_EQ(out[3], 0.5f);
+}
+
+TEST_P(Simd, TanhWithinEightRoundings) {
+  const SimdFunctions& s = *GetParam();
+  for (const bool negative : {false, true}) {
+    double worst = 0.0;
+    float at = 0.0f;
+    for_floats(s, s.tanh, negative ? -1e-30f : 1e-30f, negative ? -1e30f : 1e30f, stride(), [&](float x, float got) {
+      const double error = std::abs(double(got) / std::tanh(double(x)) - 1.0);
+      if (!(error <= worst)) worst = error, at = x;
+    });
+    EXPECT_LE(worst, 8 * std::ldexp(1.0, -24)) << s.name << " at " << at;
+  }
+  std::vector<float> in(s.lanes, 0.0f), out(s.lanes, 1.0f);
+  in[1] = std::numeric_limits<float>::quiet_NaN();
+  s.tanh(in.data(), s.lanes, out.data());
+  EXPECT_EQ(out[0], 0.0f);
+  EXPECT_TRUE(std::isnan(out[1]));
+}
+
+bool bit(const std::uint8_t* bits, index_t n) { return bits[n / 8] >> (n % 8) & 1; }
+
+TEST_P(Simd, DropoutRowsAndColumnsFollowTheDefinition) {
+  const SimdFunctions& s = *GetParam();
+  const DropoutRule rule = make_dropout(0.2, -5, 77);
+  const auto kept = [&](index_t i, index_t j) {
+    const PhiloxWords words = rule.bytes(3, 5, i, j / 64, int(j / 4 % 4));
+    return rule.keep(words.w[j / 16 % 4] >> (8 * (j % 4)) & 255u);
+  };
+  std::vector<std::uint8_t> row(512 / 8), columns(64 * 48 / 8);
+  s.dropout_row(rule, 3, 5, 1001, 128, 300, row.data());
+  for (index_t j = 0; j < 300; ++j) ASSERT_EQ(bit(row.data(), j), kept(1001, 128 + j)) << j;
+  s.dropout_columns(rule, 3, 5, 990, 40, 192, columns.data(), 48 / 8);
+  for (index_t j = 0; j < 64; ++j)
+    for (index_t i = 0; i < 40; ++i)
+      ASSERT_EQ(bit(columns.data() + j * 48 / 8, i), kept(990 + i, 192 + j)) << i << " " << j;
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, Simd, ::testing::ValuesIn(available()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+}  // namespace
+}  // namespace flash_attn::testing
