@@ -288,10 +288,10 @@ class Backward {
     const Panels<Target> q_transposed{q.q_transposed, depth_, padded};
     const Panels<Target> dout_transposed{q.dout_transposed, v_depth_, padded};
     const index_t first = q_transposed.at(c.begin), last = q_transposed.at(c.end - 1) + 1;
-    multiply_strip<Target>({s.k + n * stride_, stride_, kStep}, q_transposed, 0, depth_, first, last, s.scores, ld,
-                           false);
-    multiply_strip<Target>({s.v + n * v_stride_, v_stride_, kStep}, dout_transposed, 0, v_depth_, first, last, s.dp, ld,
-                           false);
+    multiply_strip<Target, false>({s.k + n * stride_, stride_, kStep}, q_transposed, 0, depth_, first, last, s.scores,
+                                  ld);
+    multiply_strip<Target, false>({s.v + n * v_stride_, v_stride_, kStep}, dout_transposed, 0, v_depth_, first, last,
+                                  s.dp, ld);
     for (index_t t = 0; t < kRows; ++t) {
       if (t < rows)
         gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld / 8,
@@ -301,10 +301,10 @@ class Backward {
     }
     to_multiplicands(n, c, s);
     const Panels<Target> dout_direct{q.dout_direct, padded, v_stride_}, q_direct{q.q_direct, padded, stride_};
-    multiply_strip<Target>({s.p_rows + c.begin, ld, kStep}, dout_direct, c.begin, c.end, 0, dout_direct.count(),
-                           s.dv + n * v_stride_, v_stride_, true);
-    multiply_strip<Target>({s.ds_rows + c.begin, ld, kStep}, q_direct, c.begin, c.end, 0, q_direct.count(),
-                           s.dk + n * stride_, stride_, true);
+    multiply_strip<Target, true>({s.p_rows + c.begin, ld, kStep}, dout_direct, c.begin, c.end, 0, dout_direct.count(),
+                                 s.dv + n * v_stride_, v_stride_);
+    multiply_strip<Target, true>({s.ds_rows + c.begin, ld, kStep}, q_direct, c.begin, c.end, 0, q_direct.count(),
+                                 s.dk + n * stride_, stride_);
   }
 
   // One key: x holds q.k and becomes the (dropped) probability, y holds dout.v and becomes d(scale * q.k).
@@ -372,8 +372,8 @@ class Backward {
       const index_t begin = max_of<index_t>(seen.begin - keys.begin, 0) / kStep * kStep;
       const index_t end = min_of(round_up(max_of<index_t>(seen.end - keys.begin, 0), kStep), padded);
       if (begin >= end) continue;
-      multiply_strip<Target>({ds_at(s, begin, i), kStep, ds_stride()}, k_direct, begin, end, 0, k_direct.count(),
-                             q.dq + i * stride_, stride_, true);
+      multiply_strip<Target, true>({ds_at(s, begin, i), kStep, ds_stride()}, k_direct, begin, end, 0, k_direct.count(),
+                                   q.dq + i * stride_, stride_);
     }
   }
 

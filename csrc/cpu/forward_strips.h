@@ -135,9 +135,9 @@ class ForwardStrips {
     if (direct_)
       plan_.products.dots(rows, plan_.q_stride, p_.D, s.k_rows, c.begin, min_of(c.end, c.keys), s.scores, tiles_.keys);
     else
-      multiply_strip<Target>({rows, plan_.q_stride, kStep},
-                             plan_.packed.k(block.packed + kb * block.packed_step, c.keys), 0, plan_.packed.depth(),
-                             c.first, c.last, s.scores, tiles_.keys, false);
+      multiply_strip<Target, false>({rows, plan_.q_stride, kStep},
+                                    plan_.packed.k(block.packed + kb * block.packed_step, c.keys), 0,
+                                    plan_.packed.depth(), c.first, c.last, s.scores, tiles_.keys);
   }
 
   void strip(const Block& block, index_t kb, index_t r, const Scratch& s) const {
@@ -156,8 +156,8 @@ class ForwardStrips {
       return plan_.products.accumulate(s.probabilities, tiles_.keys, s.v_rows, c.begin, min_of(c.end, c.keys), p_.Dv, o,
                                        plan_.o_stride);
     const Panels<Target> v = plan_.packed.v(block.packed + kb * block.packed_step, c.keys);
-    multiply_strip<Target>({s.probabilities + c.begin, tiles_.keys, kStep}, v, c.begin, c.end, 0, v.count(), o,
-                           plan_.o_stride, true);
+    multiply_strip<Target, true>({s.probabilities + c.begin, tiles_.keys, kStep}, v, c.begin, c.end, 0, v.count(), o,
+                                 plan_.o_stride);
   }
 
   struct Scaled {

@@ -90,33 +90,44 @@ struct StripA {
 // leading zeros of A change no bit of C.
 inline constexpr index_t kStepsPerSum = 64;
 
-template <class Target, int N>
+// A narrow panel has too few accumulators to hide the latency of its products: neighbouring steps then go to different
+// ones. Only where C accumulates, so that scores come out alike forward and backward, whose panels differ in width.
+template <class Target, int N, bool Accumulate>
+inline constexpr int kChains = Accumulate && N * Target::kRows <= 8 ? 2 : 1;
+
+template <class Target, int N, bool Accumulate>
 FA_INLINE void multiply_panel(index_t first_step, index_t last_step, StripA<typename Target::Elem> a,
-                              const typename Target::Elem* b, typename Target::Real* c, index_t c_stride,
-                              bool accumulate) {
+                              const typename Target::Elem* b, typename Target::Real* c, index_t c_stride) {
   using Format = typename Target::Format;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
-  constexpr int MR = Target::kRows, W = Simd::W;
+  constexpr int MR = Target::kRows, W = Simd::W, Chains = kChains<Target, N, Accumulate>;
+  bool accumulate = Accumulate;
   for (index_t step = first_step; step < last_step; accumulate = true) {
     const index_t end = min_of(last_step, (step / kStepsPerSum + 1) * kStepsPerSum);
-    V sum[MR][N];
-    for (int r = 0; r < MR; ++r)
-      for (int n = 0; n < N; ++n) sum[r][n] = V(typename Target::Real(0));
-    for (; step < end; ++step) {
+    V sum[Chains][MR][N];
+    for (auto& chain : sum)
+      for (int r = 0; r < MR; ++r)
+        for (int n = 0; n < N; ++n) chain[r][n] = V(typename Target::Real(0));
+    const auto one_step = [&](V(&chain)[MR][N]) {
       decltype(Format::load(b)) column[N];
       for (int n = 0; n < N; ++n) column[n] = Format::load(b + n * W * Format::kStep);
       for (int r = 0; r < MR; ++r) {
         const auto row = Format::broadcast(a.data + r * a.row_stride);
-        for (int n = 0; n < N; ++n) sum[r][n] = Format::multiply_add(row, column[n], sum[r][n]);
+        for (int n = 0; n < N; ++n) chain[r][n] = Format::multiply_add(row, column[n], chain[r][n]);
       }
       a.data += a.step_stride;
       b += N * W * Format::kStep;
-    }
+    };
+    for (; step + Chains <= end; step += Chains)
+      for (auto& chain : sum) one_step(chain);
+    for (; step < end; ++step) one_step(sum[0]);
     for (int r = 0; r < MR; ++r)
       for (int n = 0; n < N; ++n) {
         auto* const to = c + r * c_stride + n * W;
-        Simd::store(to, accumulate ? Simd::load(to) + sum[r][n] : sum[r][n]);
+        V total = sum[0][r][n];
+        for (int chain = 1; chain < Chains; ++chain) total = total + sum[chain][r][n];
+        Simd::store(to, accumulate ? Simd::load(to) + total : total);
       }
   }
 }
@@ -148,28 +159,30 @@ struct Panels {
   FA_INLINE bool lends() const { return Target::kPanelVectors >= 3 && columns > kPanel && columns % kPanel == W; }
 };
 
+template <class Target, bool Accumulate>
+FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, StripA<typename Target::Elem> a,
+                                 const typename Target::Elem* b, typename Target::Real* c, index_t c_stride) {
+  switch (vectors) {
+    case 1: return multiply_panel<Target, 1, Accumulate>(from, to, a, b, c, c_stride);
+    case 2: return multiply_panel<Target, 2, Accumulate>(from, to, a, b, c, c_stride);
+    case 3:
+      if constexpr (Target::kPanelVectors >= 3) multiply_panel<Target, 3, Accumulate>(from, to, a, b, c, c_stride);
+      return;
+    default:
+      if constexpr (Target::kPanelVectors >= 4) multiply_panel<Target, 4, Accumulate>(from, to, a, b, c, c_stride);
+  }
+}
+
 // C[0..MR) += or = A * B over panels [first, last) and k in [k_begin, k_end), both multiples of kStep; a starts at
 // k_begin.
-template <class Target>
+template <class Target, bool Accumulate>
 void multiply_strip(StripA<typename Target::Elem> a, const Panels<Target>& b, index_t k_begin, index_t k_end,
-                    index_t first, index_t last, typename Target::Real* c, index_t c_stride, bool accumulate) {
+                    index_t first, index_t last, typename Target::Real* c, index_t c_stride) {
   constexpr int kStep = Target::Format::kStep;
-  const index_t from = k_begin / kStep, to = k_end / kStep;
   for (index_t panel = first; panel < last; ++panel) {
     const index_t width = b.width(panel);
-    const auto* data = b.panel(panel) + k_begin * width;
-    auto* const out = c + b.begin(panel);
-    switch (width / Target::Simd::W) {
-      case 1: multiply_panel<Target, 1>(from, to, a, data, out, c_stride, accumulate); break;
-      case 2: multiply_panel<Target, 2>(from, to, a, data, out, c_stride, accumulate); break;
-      case 3:
-        if constexpr (Target::kPanelVectors >= 3)
-          multiply_panel<Target, 3>(from, to, a, data, out, c_stride, accumulate);
-        break;
-      default:
-        if constexpr (Target::kPanelVectors >= 4)
-          multiply_panel<Target, 4>(from, to, a, data, out, c_stride, accumulate);
-    }
+    multiply_panel_of<Target, Accumulate>(width / Target::Simd::W, k_begin / kStep, k_end / kStep, a,
+                                          b.panel(panel) + k_begin * width, c + b.begin(panel), c_stride);
   }
 }
 

@@ -155,10 +155,10 @@ class BiasGradient {
               p_.Dv, v_stride_, s.dout);
     const index_t panels = ceil_div(padded, Target::kPanel);
     for (index_t n = 0; n < rows; n += kRows) {
-      multiply_strip<Target>({s.q + n * stride_, stride_, kStep}, {s.k, depth_, padded}, 0, depth_, 0, panels, s.scores,
-                             keys_, false);
-      multiply_strip<Target>({s.dout + n * v_stride_, v_stride_, kStep}, {s.v, v_depth_, padded}, 0, v_depth_, 0,
-                             panels, s.dp, keys_, false);
+      multiply_strip<Target, false>({s.q + n * stride_, stride_, kStep}, {s.k, depth_, padded}, 0, depth_, 0, panels,
+                                    s.scores, keys_);
+      multiply_strip<Target, false>({s.dout + n * v_stride_, v_stride_, kStep}, {s.v, v_depth_, padded}, 0, v_depth_, 0,
+                                    panels, s.dp, keys_);
       for (index_t t = n; t < min_of(n + kRows, rows); ++t)
         add_row(r, first + t, s.scores + (t - n) * keys_, s.dp + (t - n) * keys_, s,
                 s.sum + (f_.dbias.row_stride ? t : 0) * keys_);

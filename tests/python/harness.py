@@ -297,6 +297,12 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result) -> Di
     floors = {"out": 4 * u * largest(ref.out)}
     names = ["dq", "dk", "dv", *(n for n in ("attn_bias", "learnable_sink") if n in inputs.scores)]
     floors.update({name: recomputed * largest(grad) for name, grad in zip(names, ref.grads)})
+    if "learnable_sink" in floors:
+        # A sum over the rows of a head whose terms cancel, each with its row's error of P.
+        delta = (inputs.dout.double() * ref.out).sum(-1).transpose(-1, -2)
+        terms = (inputs.scores["learnable_sink"].detach().double()[:, None] - ref.lse).exp() * delta
+        terms = torch.where(torch.isfinite(ref.lse), terms, 0.0)
+        floors["learnable_sink"] = max(floors["learnable_sink"], recomputed * largest(terms.square().sum(-1).sqrt()))
     scale = case.D**-0.5 if case.scale is None else abs(case.scale)
     u_out = torch.finfo(inputs.dout.dtype).eps / 2 if case.dropout_p else u
     dS = 2 * u_out * case.head_dim_v**0.5 * scale * largest(inputs.dout) * largest(inputs.v) / (1 - case.dropout_p)
