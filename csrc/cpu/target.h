@@ -50,7 +50,7 @@ struct Tiles {
 inline constexpr index_t kKeyAlign = 64;
 
 FA_INLINE Tiles forward_tiles(index_t D, index_t Dv, index_t elem_size) {
-  const index_t keys = (index_t(256) << 10) / ((D + Dv) * elem_size) / kKeyAlign * kKeyAlign;
+  const index_t keys = (index_t(512) << 10) / ((D + Dv) * elem_size) / kKeyAlign * kKeyAlign;
   return {128, max_of<index_t>(128, min_of<index_t>(keys, 1024))};
 }
 
