@@ -83,7 +83,19 @@ struct ScoreRule {
   // dot: q.k; distance: diagonal(i) - j.
   template <class V>
   FA_INLINE V logit(V dot, V distance) const {
-    V score = has_softcap() ? V(softcap_log2) * vtanh(dot * V(inverse_softcap)) : dot * V(scale_log2);
+    V slope = dot;
+    return logit_and_slope(dot, distance, slope);
+  }
+
+  // The same; with a softcap, slope becomes slope_of_logit(dot), from the same tanh.
+  template <class V>
+  FA_INLINE V logit_and_slope(V dot, V distance, V& slope) const {
+    V score = dot * V(scale_log2);
+    if (has_softcap()) {
+      const V t = vtanh(dot * V(inverse_softcap));
+      score = V(softcap_log2) * t;
+      slope = V(Real(1)) - t * t;
+    }
     if (has_alibi()) score = score - V(slope_log2) * vabs(distance);
     return score;
   }

@@ -317,14 +317,8 @@ class Backward {
     const V shared = V(addend ? *addend : Real(0));
     V distance = V(Real(rule.diagonal(r.first + c.begin) - j)) + Simd::iota();
     for (index_t n = c.begin; n < c.end; n += W, distance = distance + V(Real(W))) {
-      const V dot = Simd::load(x + n);
-      V slope = V(Real(1)), score;
-      if (rule.has_softcap()) {  // One branch for both, in which compilers see that they share a tanh.
-        score = rule.logit(dot, distance);
-        slope = rule.slope_of_logit(dot);
-      } else {
-        score = rule.logit(dot, distance);
-      }
+      V slope = V(Real(1));
+      V score = rule.logit_and_slope(Simd::load(x + n), distance, slope);
       if (addend) score = score + (per_query ? Simd::load(addend + n) : shared);
       // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
       V p = exp2(vmin(V(Real(0)), score - Simd::load(lse + n)));
