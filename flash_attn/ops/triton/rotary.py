@@ -36,8 +36,8 @@ def apply_rotary(
     cos, sin: (P, R/2), any floating dtype.
     seqlen_offsets: int, or int32 or int64 (B): row s of sequence b is at position s + offset. Positions without a row
         in the tables, which only a tensor can ask for, are not rotated.
-    cu_seqlens: int32 or int64 (B+1): sequence b is rows cu_seqlens[b] to cu_seqlens[b+1] - 1; rows behind the last one are not
-        rotated.
+    cu_seqlens: int32 or int64 (B+1): sequence b is rows cu_seqlens[b] to cu_seqlens[b+1] - 1; rows behind the last one
+        are not rotated.
     max_seqlen: int, needed with cu_seqlens: at least the longest sequence.
     interleaved: pairs are channels (0,1), (2,3), ...; otherwise (i, i + R/2).
     inplace: write into x and return it.
@@ -105,10 +105,10 @@ def _check(x, cos, sin, offset, offsets, cu_seqlens, max_seqlen):
 def _positions(rows, offset, offsets, cu_seqlens):
     """The position of every row, -1 for one behind the last sequence: (1,S), (B,S) or (T)."""
     if cu_seqlens is None:
-        return rows[None] + (offset if offsets is None else offsets[:, None])
+        return rows[None] + offset + (0 if offsets is None else offsets[:, None])
     sequence = torch.searchsorted(cu_seqlens.to(rows.dtype), rows, right=True) - 1
     sequence = sequence.clamp(max=cu_seqlens.shape[0] - 2)
-    positions = rows - cu_seqlens[sequence] + (offset if offsets is None else offsets[sequence])
+    positions = rows - cu_seqlens[sequence] + offset + (0 if offsets is None else offsets[sequence])
     return torch.where(rows < cu_seqlens[-1], positions, -1)
 
 
