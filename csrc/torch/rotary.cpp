@@ -3,7 +3,6 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <flash_attn/rotary.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include "ops.h"
@@ -73,8 +72,10 @@ void rotate_in_place_meta(const c10::OperatorHandle& op, torch::jit::Stack* stac
   reply(stack, op);
 }
 
-/// Of rotate in x: rotation by the opposite angles, which is differentiable again. The tables get no gradient.
-class RotateFunction : public torch::autograd::Function<RotateFunction> {
+/// Derivative in x of rotate, or of rotate_ where it is in place: rotation by the opposite angles, which is
+/// differentiable again. The tables get no gradient.
+template <bool in_place>
+class RotateFunction : public torch::autograd::Function<RotateFunction<in_place>> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, Named arguments) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -85,7 +86,10 @@ class RotateFunction : public torch::autograd::Function<RotateFunction> {
       if (!value.isTensor()) ctx->saved_data[name] = value;
     }
     arguments["x"] = x;
-    return call_operator(kName, arguments).at(0).toTensor();
+    if (!in_place) return call_operator("flash_attn::rotate", arguments).at(0).toTensor();
+    call_operator("flash_attn::rotate_", arguments);
+    ctx->mark_dirty({x});
+    return x;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
@@ -94,21 +98,24 @@ class RotateFunction : public torch::autograd::Function<RotateFunction> {
     for (std::size_t n = 0; n < saved.size(); ++n) arguments[kSaved[n]] = value_of(saved[n]);
     arguments["x"] = gradients[0];
     arguments["conjugate"] = !arguments["conjugate"].toBool();
-    return {call_operator(kName, arguments).at(0).toTensor(), {}};
+    return {call_operator("flash_attn::rotate", arguments).at(0).toTensor(), {}};
   }
 
  private:
-  static constexpr const char* kName = "flash_attn::rotate";
   static constexpr const char* kSaved[] = {"cos", "sin", "offsets", "cu_seqlens"};
 };
 
+template <bool in_place>
 void rotate_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Arguments arguments(op, *stack);
   Named named;
   for (const auto& argument : op.schema().arguments()) named[argument.name()] = arguments[argument.name().c_str()];
-  const at::Tensor x = arguments.tensor("x");
   named.erase("x");
-  reply(stack, op, RotateFunction::apply(x, std::move(named)));
+  const at::Tensor out = RotateFunction<in_place>::apply(arguments.tensor("x"), std::move(named));
+  if (in_place)
+    reply(stack, op);
+  else
+    reply(stack, op, out);
 }
 
 #define ROTARY_ARGUMENTS                                                                                           \
@@ -129,10 +136,7 @@ void implement(torch::Library& m) {
 
 TORCH_LIBRARY_IMPL(flash_attn, CPU, m) { implement<rotate_kernel, rotate_in_place_kernel>(m); }
 TORCH_LIBRARY_IMPL(flash_attn, Meta, m) { implement<rotate_meta, rotate_in_place_meta>(m); }
-TORCH_LIBRARY_IMPL(flash_attn, Autograd, m) {
-  m.impl("rotate", Kernel::makeFromBoxedFunction<rotate_autograd>());
-  m.impl("rotate_", torch::autograd::autogradNotImplementedFallback());
-}
+TORCH_LIBRARY_IMPL(flash_attn, Autograd, m) { implement<rotate_autograd<false>, rotate_autograd<true>>(m); }
 TORCH_LIBRARY_IMPL(flash_attn, FuncTorchDynamicLayerFrontMode, m) { implement<refuse_transform, refuse_transform>(m); }
 TORCH_LIBRARY_IMPL(flash_attn, Batched, m) { implement<refuse_transform, refuse_transform>(m); }
 

@@ -29,7 +29,7 @@ def apply_rotary(
 ) -> Tensor:
     """Rotates the first R channels of x by the angles of its positions; the others pass through.
 
-    Differentiable in x unless inplace; `flash_attn.layers.rotary.apply_rotary_emb` always is.
+    Differentiable in x, unless x is a view and inplace: `flash_attn.layers.rotary.apply_rotary_emb` serves there too.
 
     x: (B,S,H,D), or (T,H,D) with cu_seqlens; any floating dtype, any strides. A pair (a, b) of channels becomes
         (a cos - b sin, a sin + b cos), computed in fp32 (fp64 for fp64).
