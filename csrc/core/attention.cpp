@@ -2,6 +2,7 @@
 #include "flash_attn/attention.h"
 
 #include "core/backend.h"
+#include "core/rotary.h"
 #include "core/thread_pool.h"
 #include "core/validate.h"
 
@@ -33,10 +34,10 @@ std::int64_t size_of(DType dtype) noexcept {
   return 0;
 }
 
-const Backend& choose_backend(const Problem& problem, std::vector<std::string>* reasons) {
+const Backend& choose_backend(Device device, std::vector<std::string>* reasons) {
   // The tensors say where they live, and that decides: nothing is ever copied to another device or falls back in
   // silence.
-  switch (problem.device) {
+  switch (device) {
     case Device::cpu:
       if (reasons) reasons->push_back("the tensors are on the CPU, so the CPU backend computes them");
       return cpu_backend();
@@ -49,23 +50,28 @@ const Backend& choose_backend(const Problem& problem, std::vector<std::string>* 
 
 void attention_forward(const ForwardArgs& args, const Executor& executor) {
   const ForwardProblem problem = validate(args);
-  choose_backend(problem.problem, nullptr).forward(problem, executor);
+  choose_backend(problem.problem.device, nullptr).forward(problem, executor);
 }
 
 void attention_with_cache(const CacheArgs& args, const Executor& executor) {
   const CacheProblem problem = validate(args);
-  choose_backend(problem.forward.problem, nullptr).forward_with_cache(problem, executor);
+  choose_backend(problem.forward.problem.device, nullptr).forward_with_cache(problem, executor);
 }
 
 void attention_backward(const BackwardArgs& args, const Executor& executor) {
   const BackwardProblem problem = validate(args);
-  choose_backend(problem.problem, nullptr).backward(problem, executor);
+  choose_backend(problem.problem.device, nullptr).backward(problem, executor);
+}
+
+void apply_rotary(const RotaryArgs& args, const Executor& executor) {
+  const RotaryProblem problem = validate(args);
+  choose_backend(problem.device, nullptr).rotate(problem, executor);
 }
 
 Explanation explain(const AttentionProblem& request, Pass pass, const Executor& executor) {
   const Problem problem = validate(request);
   std::vector<std::string> reasons;
-  const Backend& backend = choose_backend(problem, &reasons);
+  const Backend& backend = choose_backend(problem.device, &reasons);
   Explanation explanation = backend.explain(problem, pass, executor);
   explanation.reasons.insert(explanation.reasons.begin(), reasons.begin(), reasons.end());
   return explanation;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/problem.h"
+#include "core/rotary.h"
 
 namespace flash_attn {
 
@@ -17,12 +18,16 @@ class Backend {
                        " backend does not support flash_attn_with_kvcache yet; move the tensors to the CPU");
   }
   virtual void backward(const BackwardProblem& problem, const Executor& executor) const = 0;
+  virtual void rotate(const RotaryProblem&, const Executor&) const {
+    throw NotSupported(std::string("flash_attn: the ") + name() +
+                       " backend does not support apply_rotary yet; move the tensors to the CPU");
+  }
 };
 
 const Backend& cpu_backend();
 const Backend& gpu_backend();
 
 /// The one place where a backend is chosen. `reasons` (may be null) receives why.
-const Backend& choose_backend(const Problem& problem, std::vector<std::string>* reasons);
+const Backend& choose_backend(Device device, std::vector<std::string>* reasons);
 
 }  // namespace flash_attn

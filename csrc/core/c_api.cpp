@@ -4,6 +4,7 @@
 
 #include "flash_attn/attention.h"
 #include "flash_attn/flash_attn.h"
+#include "flash_attn/rotary.h"
 
 namespace flash_attn {
 namespace {
@@ -148,6 +149,7 @@ void flash_attn_cache_args_init(flash_attn_cache_args* args) {
   flash_attn::init_args(args);
   args->rotary_interleaved = 1;
 }
+void flash_attn_rotary_args_init(flash_attn_rotary_args* args) { flash_attn::init_args(args); }
 
 flash_attn_status flash_attn_forward(const flash_attn_forward_args* given, const flash_attn_executor* executor) {
   using namespace flash_attn;
@@ -178,6 +180,17 @@ flash_attn_status flash_attn_with_cache(const flash_attn_cache_args* given, cons
         {problem_of(a.problem), view(a.k_new, "k_new"), view(a.v_new, "v_new"), view(a.rotary_cos, "rotary_cos"),
          view(a.rotary_sin, "rotary_sin"), a.rotary_interleaved != 0, view(a.out, "out"), view(a.lse, "lse")},
         executor_of(executor));
+  });
+}
+
+flash_attn_status flash_attn_rotary(const flash_attn_rotary_args* given, const flash_attn_executor* executor) {
+  using namespace flash_attn;
+  return guarded([&] {
+    const auto a = read(given, flash_attn_rotary_args_init, "args");
+    apply_rotary({view(a.x, "x"), view(a.cos, "cos"), view(a.sin, "sin"), view(a.out, "out"), a.offset,
+                  view(a.offsets, "offsets"), view(a.cu_seqlens, "cu_seqlens"), a.max_seqlen, a.interleaved != 0,
+                  a.conjugate != 0},
+                 executor_of(executor));
   });
 }
 

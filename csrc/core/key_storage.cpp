@@ -1,6 +1,7 @@
 #include "core/key_storage.h"
 
 #include "core/checks.h"
+#include "core/rotary.h"
 #include "core/validate.h"
 
 namespace flash_attn {
@@ -107,15 +108,11 @@ void resolve_rotary(const CacheArgs& args, CacheProblem& c) {
   for (const auto& [name, t] : {std::pair("rotary_cos", &cos), std::pair("rotary_sin", &sin)}) {
     check_dtype(name, *t, p.dtype, " (that of q)");
     check_contiguous(name, *t);
-    if (t->ndim != 2 || t->sizes[0] != cos.sizes[0] || t->sizes[1] != cos.sizes[1])
-      fail(name, " must have shape (positions, rotary_dim / 2), the same for rotary_cos and rotary_sin, got ",
-           shape_of(*t));
   }
-  if (2 * cos.sizes[1] > p.D)
-    fail("rotary_cos must rotate at most the D = ", p.D, " features of a head, got rotary_dim = ", 2 * cos.sizes[1]);
+  c.rotary = resolve_rotary_tables("rotary_cos", cos, "rotary_sin", sin, p.D);
+  c.rotary.interleaved = args.rotary_interleaved;
   if (cos.sizes[0] < p.Sk)
     fail("rotary_cos must have a position for each of the ", p.Sk, " slots of the cache, got ", cos.sizes[0]);
-  c.rotary = {cos.data, sin.data, cos.sizes[1], args.rotary_interleaved};
   c.position_per_row = p.window_left >= 0 || p.window_right >= 0;
   for (index_t b = 0; p.device == Device::cpu && c.position_per_row && b < p.B; ++b)
     if (p.storage.used[b] + p.Sq > cos.sizes[0])

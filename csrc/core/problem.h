@@ -143,12 +143,19 @@ struct ForwardProblem {
   void* s_dmask = nullptr;  // dtype, (B,H,Sq,Sk) contiguous, or null
 };
 
-// Rotation of the first 2 * half features, by tables of (positions, half) in the problem's dtype.
+// (positions, half) numbers, rows `stride` apart.
+struct RotaryTable {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  index_t stride = 0;
+};
+
+// Rotation of the first 2 * half features.
 struct Rotary {
-  const void* cos = nullptr;  // Null: none.
-  const void* sin = nullptr;
-  index_t half = 0;
-  bool interleaved = true;
+  RotaryTable cos, sin;
+  index_t positions = 0, half = 0;
+  bool given = false;
+  bool interleaved = true, conjugate = false;
 };
 
 struct CacheProblem {

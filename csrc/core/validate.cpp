@@ -53,22 +53,6 @@ void check_cu_seqlens(const char* name, const TensorView& t) {
   check_contiguous(name, t);
 }
 
-// Contents; only possible where the host can read them.
-void check_lengths(const char* name, const TensorView& t, index_t total, const char* total_of, index_t longest,
-                   const char* max_name) {
-  const auto* cu = static_cast<const std::int32_t*>(t.data);
-  const index_t B = t.sizes[0] - 1;
-  if (cu[0] != 0) fail(name, " must start at 0, got ", name, "[0] = ", cu[0]);
-  for (index_t b = 0; b < B; ++b) {
-    if (cu[b + 1] < cu[b]) fail(name, " must not decrease, got ", cu[b], " then ", cu[b + 1], " at index ", b + 1);
-    if (cu[b + 1] - cu[b] > longest)
-      fail(max_name, " must be at least the longest sequence of ", name, ", got ", longest, " but sequence ", b,
-           " has ", cu[b + 1] - cu[b], " rows");
-  }
-  if (cu[B] > total)
-    fail(name, " must end within the ", total, " rows of ", total_of, ", got ", name, "[", B, "] = ", cu[B]);
-}
-
 void check_scalars(const AttentionProblem& r) {
   if (!std::isfinite(r.softmax_scale)) fail("softmax_scale must be finite, got ", r.softmax_scale);
   if (std::isnan(r.softcap) || std::isinf(r.softcap))
@@ -134,10 +118,10 @@ void resolve_varlen(const AttentionProblem& r, Problem& p) {
   p.Sq = r.max_seqlen_q;
   p.Sk = r.max_seqlen_k;
   if (p.device == Device::cpu) {
-    check_lengths("cu_seqlens_q", r.cu_seqlens_q, p.Tq, "q", p.Sq, "max_seqlen_q");
+    check_lengths("cu_seqlens_q", Integers(r.cu_seqlens_q), p.Tq, "q", p.Sq, "max_seqlen_q");
     // Pages hold what cu_seqlens_k counts elsewhere; seqused_k replaces its lengths.
     const index_t any = std::numeric_limits<std::int32_t>::max();
-    check_lengths("cu_seqlens_k", r.cu_seqlens_k, paged ? any : p.Tk, "k", r.seqused_k.given() ? any : p.Sk,
+    check_lengths("cu_seqlens_k", Integers(r.cu_seqlens_k), paged ? any : p.Tk, "k", r.seqused_k.given() ? any : p.Sk,
                   "max_seqlen_k");
   }
   p.cu_seqlens_q = static_cast<const std::int32_t*>(r.cu_seqlens_q.data);
@@ -171,10 +155,25 @@ void resolve_dropout(const AttentionProblem& r, Problem& p) {
 
 }  // namespace
 
+void check_lengths(const char* name, const Integers& cu, std::int64_t total, const char* total_of, std::int64_t longest,
+                   const char* max_name) {
+  const index_t B = cu.size() - 1;
+  if (cu[0] != 0) fail(name, " must start at 0, got ", name, "[0] = ", cu[0]);
+  for (index_t b = 0; b < B; ++b) {
+    if (cu[b + 1] < cu[b]) fail(name, " must not decrease, got ", cu[b], " then ", cu[b + 1], " at index ", b + 1);
+    if (cu[b + 1] - cu[b] > longest)
+      fail(max_name, " must be at least the longest sequence of ", name, ", got ", longest, " but sequence ", b,
+           " has ", cu[b + 1] - cu[b], " rows");
+  }
+  if (cu[B] > total)
+    fail(name, " must end within the ", total, " rows of ", total_of, ", got ", name, "[", B, "] = ", cu[B]);
+}
+
 void check_sequence_lengths(const TensorView& cu_seqlens, bool queries, std::int64_t rows, std::int64_t max_seqlen) {
   const char* const name = queries ? "cu_seqlens_q" : "cu_seqlens_k";
   check_cu_seqlens(name, cu_seqlens);
-  check_lengths(name, cu_seqlens, rows, queries ? "q" : "k", max_seqlen, queries ? "max_seqlen_q" : "max_seqlen_k");
+  check_lengths(name, Integers(cu_seqlens), rows, queries ? "q" : "k", max_seqlen,
+                queries ? "max_seqlen_q" : "max_seqlen_k");
 }
 
 Problem validate(const AttentionProblem& r) { return resolve_problem(r, {}, 0); }

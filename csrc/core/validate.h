@@ -1,6 +1,7 @@
 // The one place where a request becomes a valid problem or an Error. Nothing is read or written before it has passed.
 #pragma once
 
+#include "core/integers.h"
 #include "core/problem.h"
 
 namespace flash_attn {
@@ -10,5 +11,10 @@ Problem validate(const AttentionProblem& request);
 ForwardProblem validate(const ForwardArgs& args);
 CacheProblem validate(const CacheArgs& args);
 BackwardProblem validate(const BackwardArgs& args);
+
+/// Contents of cumulative lengths, which the host can read: from 0, not decreasing, up to `total` rows of the tensor
+/// `total_of`, none longer than `longest`, the argument `max_name`.
+void check_lengths(const char* name, const Integers& cu_seqlens, std::int64_t total, const char* total_of,
+                   std::int64_t longest, const char* max_name);
 
 }  // namespace flash_attn

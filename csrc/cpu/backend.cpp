@@ -7,6 +7,7 @@
 #include "cpu/cache.h"
 #include "cpu/cpuid.h"
 #include "cpu/isa.h"
+#include "cpu/rotary.h"
 #include "cpu/target.h"
 #include "cpu/workspace.h"
 
@@ -121,6 +122,7 @@ class CpuBackend final : public Backend {
   void backward(const BackwardProblem& b, const Executor& executor) const override {
     choose_kernels(b.problem, nullptr).backward(b, executor);
   }
+  void rotate(const RotaryProblem& r, const Executor& executor) const override { cpu::rotate(r, executor); }
 };
 
 }  // namespace

@@ -23,8 +23,8 @@ void append(const CacheProblem& c, const Executor& executor) {
         const index_t position = p.storage.used[b] + i;
         const KeyRun slot = p.slots(b, position);
         T* const k = row_of<T>(p.k, slot.batch, slot.row, h);
-        if (c.rotary.cos)
-          rotate(c.rotary, position, row_of<T>(c.k_new, b, i, h), p.D, k);
+        if (c.rotary.given)
+          rotate<T>(c.rotary, position, {row_of<T>(c.k_new, b, i, h), 0}, {k, 0}, 1, p.D);
         else
           std::memcpy(k, row_of<T>(c.k_new, b, i, h), static_cast<std::size_t>(p.D) * sizeof(T));
         std::memcpy(row_of<T>(p.v, slot.batch, slot.row, h), row_of<T>(c.v_new, b, i, h),
@@ -39,8 +39,8 @@ Operand rotate_queries(const CacheProblem& c, char* memory, const Executor& exec
   const Operand rotated{memory, p.Sq * p.H * p.D, p.H * p.D, p.D};
   parallel_for(executor, p.B * p.Sq, [&](index_t task, int) {
     const index_t b = task / p.Sq, i = task % p.Sq, position = p.storage.used[b] + (c.position_per_row ? i : 0);
-    for (index_t h = 0; h < p.H; ++h)
-      rotate(c.rotary, position, row_of<T>(p.q, b, i, h), p.D, row_of<T>(rotated, b, i, h));
+    rotate<T>(c.rotary, position, {row_of<T>(p.q, b, i, 0), p.q.head_stride},
+              {row_of<T>(rotated, b, i, 0), rotated.head_stride}, p.H, p.D);
   });
   return rotated;
 }
@@ -48,14 +48,14 @@ Operand rotate_queries(const CacheProblem& c, char* memory, const Executor& exec
 template <class T>
 Operand prepare(const CacheProblem& c, char* rotated_q, const Executor& executor) {
   append<T>(c, executor);
-  return c.rotary.cos ? rotate_queries<T>(c, rotated_q, executor) : c.forward.problem.q;
+  return c.rotary.given ? rotate_queries<T>(c, rotated_q, executor) : c.forward.problem.q;
 }
 
 }  // namespace
 
 index_t rotated_query_bytes(const CacheProblem& c) {
   const Problem& p = c.forward.problem;
-  return c.rotary.cos ? p.B * p.Sq * p.H * p.D * size_of(p.dtype) : 0;
+  return c.rotary.given ? p.B * p.Sq * p.H * p.D * size_of(p.dtype) : 0;
 }
 
 Operand prepare_cache(const CacheProblem& c, char* rotated_q, const Executor& executor) {

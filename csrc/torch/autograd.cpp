@@ -5,7 +5,6 @@
 // seed is drawn here and saved. So a compiler that traces this formula sees the draw, and forward, backward and
 // recomputation share one mask.
 #include <ATen/ops/zeros_like.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "ops.h"
 
@@ -14,9 +13,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-/// Arguments of operators by their names in the schemas.
-using Named = decltype(AutogradContext::saved_data);
 
 /// Saved for backward, after the inputs.
 constexpr const char* kSavedTensors[] = {"out",       "softmax_lse", "cu_seqlens_q", "cu_seqlens_k", "alibi_slopes",
@@ -30,20 +26,6 @@ constexpr struct {
 
 /// Where the name of an argument without a backward pass is kept.
 constexpr const char* kForwardOnly = "forward only";
-
-c10::IValue value_of(const at::Tensor& tensor) { return tensor.defined() ? c10::IValue(tensor) : c10::IValue(); }
-at::Tensor tensor_of(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
-
-torch::jit::Stack call_operator(const char* name, const Named& arguments) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-  torch::jit::Stack stack;
-  for (const auto& argument : op.schema().arguments()) {
-    const auto given = arguments.find(argument.name());
-    stack.push_back(given != arguments.end() ? given->second : argument.default_value().value_or(c10::IValue()));
-  }
-  op.callBoxed(&stack);
-  return stack;
-}
 
 /// Puts the inputs of the formula in their places; returns those without the extra ones.
 at::TensorList set_inputs(at::TensorList inputs, Named& arguments) {
@@ -123,6 +105,17 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
 };
 
 }  // namespace
+
+torch::jit::Stack call_operator(const char* name, const Named& arguments) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  torch::jit::Stack stack;
+  for (const auto& argument : op.schema().arguments()) {
+    const auto given = arguments.find(argument.name());
+    stack.push_back(given != arguments.end() ? given->second : argument.default_value().value_or(c10::IValue()));
+  }
+  op.callBoxed(&stack);
+  return stack;
+}
 
 void attention_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Arguments arguments(op, *stack);

@@ -51,22 +51,19 @@ CacheCall read_cache_call(const Arguments& arguments) {
   return cache;
 }
 
-void reply(torch::jit::Stack* stack, const c10::OperatorHandle& op, const ForwardResult& result) {
-  torch::jit::drop(*stack, op.schema().arguments().size());
-  torch::jit::push(*stack, result.out, result.softmax_lse);
-}
-
 /// The caches are never copied, the other tensors where their last stride is not 1.
 void kvcache_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   CacheCall cache = read_cache_call(Arguments(op, *stack));
   cache.call.q = contiguous_rows(cache.call.q);
   cache.k_new = contiguous_rows(cache.k_new);
   cache.v_new = contiguous_rows(cache.v_new);
-  reply(stack, op, forward_with_cache(cache));
+  const auto result = forward_with_cache(cache);
+  reply(stack, op, result.out, result.softmax_lse);
 }
 
 void kvcache_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  reply(stack, op, allocate_forward(read_cache_call(Arguments(op, *stack)).call));
+  const auto result = allocate_forward(read_cache_call(Arguments(op, *stack)).call);
+  reply(stack, op, result.out, result.softmax_lse);
 }
 
 TORCH_LIBRARY_FRAGMENT(flash_attn, m) {

@@ -56,6 +56,28 @@ Inputs Arguments::inputs() const {
   return {tensor("q"), tensor("k"), tensor("v")};
 }
 
+Arguments meta_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const Arguments arguments(op, stack);
+  std::ostringstream devices;
+  bool all_meta = true;
+  for (const auto& argument : op.schema().arguments()) {
+    const auto tensor = arguments[argument.name().c_str()];
+    if (!tensor.isTensor()) continue;
+    const auto device = tensor.toTensor().device();
+    all_meta = all_meta && device.is_meta();
+    devices << (devices.tellp() > 0 ? ", " : "") << argument.name() << " on " << device;
+  }
+  TORCH_CHECK(all_meta, "flash_attn: all tensors of a call must be on one device, got ", devices.str());
+  return arguments;
+}
+
+void refuse_transform(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, op.schema().name(),
+      " does not work inside torch.func transforms (vmap, grad, vjp, jvp, jacrev, ...) or batched "
+      "gradients; call it outside of them, and use .backward() or torch.autograd.grad");
+}
+
 namespace {
 
 // ---- Schemas.
@@ -179,28 +201,6 @@ Call read_public_call(const Arguments& arguments) {
   return call;
 }
 
-/// Arguments of a call on shapes. One meta tensor is enough to get here; any other would give results without values.
-Arguments meta_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  const Arguments arguments(op, stack);
-  std::ostringstream devices;
-  bool all_meta = true;
-  for (const auto& argument : op.schema().arguments()) {
-    const auto tensor = arguments[argument.name().c_str()];
-    if (!tensor.isTensor()) continue;
-    const auto device = tensor.toTensor().device();
-    all_meta = all_meta && device.is_meta();
-    devices << (devices.tellp() > 0 ? ", " : "") << argument.name() << " on " << device;
-  }
-  TORCH_CHECK(all_meta, "flash_attn: all tensors of a call must be on one device, got ", devices.str());
-  return arguments;
-}
-
-template <class... Results>
-void reply(torch::jit::Stack* stack, const c10::OperatorHandle& op, Results&&... results) {
-  torch::jit::drop(*stack, op.schema().arguments().size());
-  torch::jit::push(*stack, std::forward<Results>(results)...);
-}
-
 // ---- Kernels.
 
 void attention_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -282,13 +282,6 @@ void refuse_device(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(),
                               " has no kernel for this kind of tensor; backends of this build: cpu, cuda");
-}
-
-void refuse_transform(const c10::OperatorHandle& op, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, op.schema().name(),
-      " does not work inside torch.func transforms (vmap, grad, vjp, jvp, jacrev, ...) or batched "
-      "gradients; call it outside of them, and use .backward() or torch.autograd.grad");
 }
 
 // ---- Registration.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "call.h"
 
@@ -24,6 +25,26 @@ class Arguments {
   const c10::FunctionSchema& schema_;
   const c10::IValue* first_;
 };
+
+/// Replaces an operator's arguments on the stack by its results.
+template <class... Results>
+void reply(torch::jit::Stack* stack, const c10::OperatorHandle& op, Results&&... results) {
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  torch::jit::push(*stack, std::forward<Results>(results)...);
+}
+
+/// Arguments of a call on shapes. One meta tensor is enough to get here; any other would give results without values.
+Arguments meta_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+/// Raises: the operator has no torch.func transform.
+void refuse_transform(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// Arguments by their names in a schema, as formulas of autograd keep them.
+using Named = decltype(torch::autograd::AutogradContext::saved_data);
+inline c10::IValue value_of(const at::Tensor& tensor) { return tensor.defined() ? c10::IValue(tensor) : c10::IValue(); }
+inline at::Tensor tensor_of(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
+/// The results of an operator, called through the dispatcher; what `arguments` lacks is at its default.
+torch::jit::Stack call_operator(const char* name, const Named& arguments);
 
 /// Autograd of the public operators.
 void attention_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack);

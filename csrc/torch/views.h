@@ -35,12 +35,13 @@ inline DType core_dtype(const at::Tensor& tensor, const char* name) {
   }
 }
 
-/// View of `tensor`, which must be on the device of q. An undefined tensor gives a view that is not given.
-inline TensorView view(const at::Tensor& tensor, const char* name, at::Device device_of_q) {
+/// View of `tensor`, which must be on the device of q, or of what messages are to name instead. An undefined tensor
+/// gives a view that is not given.
+inline TensorView view(const at::Tensor& tensor, const char* name, at::Device device, const char* device_of = "q") {
   TensorView result;
   if (!tensor.defined()) return result;
-  TORCH_CHECK(tensor.device() == device_of_q, "flash_attn: ", name, " is on ", tensor.device(), " and q is on ",
-              device_of_q, "; all tensors of a call must be on one device");
+  TORCH_CHECK(tensor.device() == device, "flash_attn: ", name, " is on ", tensor.device(), " and ", device_of,
+              " is on ", device, "; all tensors of a call must be on one device");
   check_plain(tensor, name);
   const auto ndim = tensor.dim();
   const auto max_ndim = static_cast<std::int64_t>(result.sizes.size());

@@ -2,6 +2,7 @@
 // time. Gradients by the chain rule over the whole matrices. The oracle of every C++ test of a backend.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -91,6 +92,8 @@ class Tensor {
 struct Reference {
   std::vector<double> out, lse, dq, dk, dv;
   std::vector<double> dmask;  // (B,H,Sq,Sk): exp(score - row maximum), negative where dropped
+  std::vector<double> dbias;  // (B,H,Sq,Sk)
+  std::vector<double> dsink;  // (H)
 };
 
 // Dense only; varlen tests compare sequence by sequence with the dense result.
@@ -100,7 +103,17 @@ struct Problem64 {
   double scale;
   const std::vector<float>* slopes = nullptr;  // (H)
   DropoutRule dropout;
+  std::vector<double> bias = {};  // (B,H,Sq,Sk), -inf masks; none if empty
+  std::vector<char> keep = {};    // (B,H,Sq,Sk): of masks and bounds; all if empty
+  std::vector<double> sink = {};  // (H); none if empty
 
+  std::int64_t pair(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    return ((b * shape.H + h) * shape.Sq + i) * shape.Sk + j;
+  }
+  bool visible(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    const std::int64_t n = pair(b, h, i, j);
+    return visible(i, j) && (keep.empty() || keep[n]) && (bias.empty() || !std::isinf(bias[n]));
+  }
   bool visible(std::int64_t i, std::int64_t j) const {
     const std::int64_t diagonal = i + shape.Sk - shape.Sq;
     if (features.causal && j > diagonal) return false;
@@ -114,11 +127,11 @@ struct Problem64 {
     const PhiloxWords words = dropout.bytes(b, h, i, j / 64, int(j / 4 % 4));
     return dropout.keep(words.w[j / 16 % 4] >> (8 * (j % 4)) & 255u);
   }
-  double score(double dot, std::int64_t h, std::int64_t i, std::int64_t j) const {
+  double score(double dot, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
     double s = scale * dot;
     if (features.softcap > 0) s = features.softcap * std::tanh(s / features.softcap);
     if (slopes) s -= (*slopes)[h] * std::abs(double(i + shape.Sk - shape.Sq - j));
-    return s;
+    return bias.empty() ? s : s + bias[pair(b, h, i, j)];
   }
   Reference run(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) const;
 
@@ -136,21 +149,24 @@ inline void Problem64::run_row(const Values& x, std::int64_t b, std::int64_t h, 
   std::vector<double> scores(s.Sk, -std::numeric_limits<double>::infinity()), dots(s.Sk, 0.0);
   double top = -std::numeric_limits<double>::infinity(), sum = 0.0;
   for (std::int64_t j = 0; j < s.Sk; ++j) {
-    if (!visible(i, j)) continue;
+    if (!visible(b, h, i, j)) continue;
     for (std::int64_t d = 0; d < s.D; ++d) dots[j] += x.q[row * s.D + d] * x.k[key(j) * s.D + d];
-    scores[j] = score(dots[j], h, i, j);
+    scores[j] = score(dots[j], b, h, i, j);
     top = std::max(top, scores[j]);
   }
-  for (std::int64_t j = 0; j < s.Sk; ++j) sum += visible(i, j) ? std::exp(scores[j] - top) : 0.0;
+  if (!sink.empty()) {
+    top = std::max(top, sink[h]);
+    sum = std::exp(sink[h] - top);
+  }
+  for (std::int64_t j = 0; j < s.Sk; ++j) sum += visible(b, h, i, j) ? std::exp(scores[j] - top) : 0.0;
   r.lse[(b * s.H + h) * s.Sq + i] = sum > 0 ? top + std::log(sum) : std::numeric_limits<double>::infinity();
   if (sum == 0) return;
   for (std::int64_t j = 0; j < s.Sk; ++j)
-    if (visible(i, j))
-      r.dmask[((b * s.H + h) * s.Sq + i) * s.Sk + j] = std::exp(scores[j] - top) * (kept(b, h, i, j) ? 1 : -1);
+    if (visible(b, h, i, j)) r.dmask[pair(b, h, i, j)] = std::exp(scores[j] - top) * (kept(b, h, i, j) ? 1 : -1);
   std::vector<double> dp(s.Sk, 0.0);
   double delta = 0.0;
   for (std::int64_t j = 0; j < s.Sk; ++j) {
-    if (!visible(i, j)) continue;
+    if (!visible(b, h, i, j)) continue;
     const double p = std::exp(scores[j] - top) / sum, factor = kept(b, h, i, j) ? dropout.keep_scale : 0.0;
     for (std::int64_t d = 0; d < s.Dv; ++d) {
       const double value = x.v[key(j) * s.Dv + d], gradient = x.dout[row * s.Dv + d];
@@ -160,9 +176,11 @@ inline void Problem64::run_row(const Values& x, std::int64_t b, std::int64_t h, 
     }
     delta += p * dp[j];
   }
+  if (!sink.empty()) r.dsink[h] -= std::exp(sink[h] - top) / sum * delta;
   for (std::int64_t j = 0; j < s.Sk; ++j) {
-    if (!visible(i, j)) continue;
-    double ds = std::exp(scores[j] - top) / sum * (dp[j] - delta) * scale;
+    if (!visible(b, h, i, j)) continue;
+    r.dbias[pair(b, h, i, j)] = std::exp(scores[j] - top) / sum * (dp[j] - delta);
+    double ds = r.dbias[pair(b, h, i, j)] * scale;
     if (features.softcap > 0) ds *= 1.0 - std::pow(std::tanh(scale * dots[j] / features.softcap), 2);
     for (std::int64_t d = 0; d < s.D; ++d) {
       r.dq[row * s.D + d] += ds * x.k[key(j) * s.D + d];
@@ -178,6 +196,8 @@ inline Reference Problem64::run(const Tensor& q, const Tensor& k, const Tensor& 
   r.out.assign(s.B * s.Sq * s.H * s.Dv, 0.0);
   r.lse.assign(s.B * s.H * s.Sq, 0.0);
   r.dmask.assign(s.B * s.H * s.Sq * s.Sk, 0.0);
+  r.dbias = r.dmask;
+  r.dsink.assign(s.H, 0.0);
   r.dq.assign(s.B * s.Sq * s.H * s.D, 0.0);
   r.dk.assign(s.B * s.Sk * s.Hk * s.D, 0.0);
   r.dv.assign(s.B * s.Sk * s.Hk * s.Dv, 0.0);
@@ -185,6 +205,28 @@ inline Reference Problem64::run(const Tensor& q, const Tensor& k, const Tensor& 
     for (std::int64_t h = 0; h < s.H; ++h)
       for (std::int64_t i = 0; i < s.Sq; ++i) run_row(x, b, h, i, r);
   return r;
+}
+
+// For errors relative to the largest value, with room for rounding the result and, for bf16, P and dS.
+inline double tolerance(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return 1e-12;
+    case DType::f32: return 4e-6;
+    case DType::f16: return 2e-3;
+    default: return 2e-2;
+  }
+}
+
+inline double relative_error(const Tensor& got, const std::vector<double>& expected) {
+  double error = 0.0, largest = 0.0;
+  for (std::int64_t i = 0; i < got.size(); ++i) {
+    if (std::isinf(expected[i]) && got.get(i) == expected[i]) continue;
+    const double difference = std::abs(got.get(i) - expected[i]);
+    error = difference >= error || std::isnan(difference) ? difference : error;
+    if (std::isnan(error)) return error;
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  return largest > 0 ? error / largest : error;
 }
 
 }  // namespace flash_attn::testing

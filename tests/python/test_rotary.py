@@ -332,12 +332,3 @@ def test_compiled(call, backend):
         g = torch.randn_like(wanted)
         torch.testing.assert_close(out, wanted)
         torch.testing.assert_close(*(torch.autograd.grad(o, leaf, g)[0] for o in (out, wanted)))
-
-
-@compiled
-@pytest.mark.parametrize("offsets", [None, torch.tensor([2, 5])])
-def test_operators(offsets):
-    cos, sin = tables(30, 8)
-    x = torch.randn(2, 9, 2, 16).transpose(1, 2).contiguous().transpose(1, 2)
-    args = (x, cos, sin, 0, offsets, None, True, False)
-    torch.library.opcheck(torch.ops.flash_attn.rotate.default, args)

@@ -1,5 +1,5 @@
-/* FlashAttention, C interface (C11, and C++). What arguments mean, their shapes and dtypes: flash_attn/attention.h,
- * whose structs these mirror field by field; letters as there (B, H, Hk, Sq, Sk, D, Dv, Tq, Tk).
+/* FlashAttention, C interface (C11, and C++). What arguments mean, their shapes and dtypes: flash_attn/attention.h
+ * and flash_attn/rotary.h, whose structs these mirror field by field; letters as there (B, H, Hk, Sq, Sk, D, Dv, ...).
  *
  *   flash_attn_problem problem;
  *   flash_attn_problem_init(&problem);         all fields at their defaults, struct_size set
@@ -97,6 +97,16 @@ typedef struct {
   flash_attn_tensor out, lse;
 } flash_attn_cache_args;
 
+/* rotary.h: RotaryArgs */
+typedef struct {
+  size_t struct_size;
+  flash_attn_tensor x, cos, sin, out; /* out may be x */
+  int64_t offset;
+  flash_attn_tensor offsets, cu_seqlens;
+  int64_t max_seqlen;
+  int32_t interleaved, conjugate;
+} flash_attn_rotary_args;
+
 /* The caller's threads. `run` calls body(arg, worker) for worker = 0, and for as many of 1 .. n-1 as it has threads
  * for, each once and possibly at once, and returns when these calls have. Results do not depend on how many there were.
  */
@@ -112,6 +122,7 @@ FLASH_ATTN_API void flash_attn_problem_init(flash_attn_problem* problem);
 FLASH_ATTN_API void flash_attn_forward_args_init(flash_attn_forward_args* args);
 FLASH_ATTN_API void flash_attn_backward_args_init(flash_attn_backward_args* args);
 FLASH_ATTN_API void flash_attn_cache_args_init(flash_attn_cache_args* args);
+FLASH_ATTN_API void flash_attn_rotary_args_init(flash_attn_rotary_args* args);
 
 /* executor: NULL is the library's own pool with one thread per processor. */
 FLASH_ATTN_API flash_attn_status flash_attn_forward(const flash_attn_forward_args* args,
@@ -120,6 +131,8 @@ FLASH_ATTN_API flash_attn_status flash_attn_backward(const flash_attn_backward_a
                                                      const flash_attn_executor* executor);
 FLASH_ATTN_API flash_attn_status flash_attn_with_cache(const flash_attn_cache_args* args,
                                                        const flash_attn_executor* executor);
+FLASH_ATTN_API flash_attn_status flash_attn_rotary(const flash_attn_rotary_args* args,
+                                                   const flash_attn_executor* executor);
 
 /* What the last call on this thread that did not return FLASH_ATTN_OK has to say; "" if there was none. Valid until the
  * next call. */

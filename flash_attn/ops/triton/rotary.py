@@ -11,6 +11,10 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
+from flash_attn import _native
+
+_native.load()  # registers the operators rotate and rotate_
+
 
 def apply_rotary(
     x: Tensor,
@@ -23,34 +27,37 @@ def apply_rotary(
     inplace=False,
     conjugate=False,
 ) -> Tensor:
-    """Rotates the first R channels of x by the angles of its positions; the others pass through. Not differentiable.
+    """Rotates the first R channels of x by the angles of its positions; the others pass through.
+
+    Differentiable in x, unless x is a view and inplace: `flash_attn.layers.rotary.apply_rotary_emb` serves there too.
 
     x: (B,S,H,D), or (T,H,D) with cu_seqlens; any floating dtype, any strides. A pair (a, b) of channels becomes
         (a cos - b sin, a sin + b cos), computed in fp32 (fp64 for fp64).
     cos, sin: (P, R/2), any floating dtype.
     seqlen_offsets: int, or int32 or int64 (B): row s of sequence b is at position s + offset. Positions without a row
         in the tables, which only a tensor can ask for, are not rotated.
-    cu_seqlens: int32 (B+1): sequence b is rows cu_seqlens[b] to cu_seqlens[b+1] - 1; rows behind the last one are not
-        rotated.
+    cu_seqlens: int32 or int64 (B+1): sequence b is rows cu_seqlens[b] to cu_seqlens[b+1] - 1; rows behind the last one
+        are not rotated.
     max_seqlen: int, needed with cu_seqlens: at least the longest sequence.
     interleaved: pairs are channels (0,1), (2,3), ...; otherwise (i, i + R/2).
     inplace: write into x and return it.
     conjugate: rotate the other way.
 
-    Raises AssertionError when shapes, dtypes or lengths do not fit together.
+    Raises AssertionError when shapes, dtypes or lengths do not fit together, and RuntimeError, on the CPU alone, when
+    the numbers in cu_seqlens do not describe rows of x: other devices would have to be waited for.
     """
     offset, offsets = _split_offset(seqlen_offsets)
     _check(x, cos, sin, offset, offsets, cu_seqlens, max_seqlen)
-    arguments = (cos, sin, offset, offsets, cu_seqlens, interleaved, conjugate)
+    arguments = (cos, sin, offset, offsets, cu_seqlens, bool(interleaved), bool(conjugate), max_seqlen)
     if not inplace:
-        return _rotate(x, *arguments)
+        return torch.ops.flash_attn.rotate(x, *arguments)
     if _is_compiling():
         # Inductor 2.13 drops one of two custom operators that write to views of one tensor; its own copies are safe.
-        x.data.copy_(_rotate(x, *arguments))
+        x.data.copy_(torch.ops.flash_attn.rotate(x, *arguments))
     else:
         # A view is written to behind autograd's back: otherwise the other views that split or unbind gave could not be
         # used any more, each complaining that its base was modified.
-        _rotate_(x.data if x._is_view() else x, *arguments)
+        torch.ops.flash_attn.rotate_(x.data if x._is_view() else x, *arguments)
     return x
 
 
@@ -98,10 +105,10 @@ def _check(x, cos, sin, offset, offsets, cu_seqlens, max_seqlen):
 def _positions(rows, offset, offsets, cu_seqlens):
     """The position of every row, -1 for one behind the last sequence: (1,S), (B,S) or (T)."""
     if cu_seqlens is None:
-        return rows[None] + (offset if offsets is None else offsets[:, None])
+        return rows[None] + offset + (0 if offsets is None else offsets[:, None])
     sequence = torch.searchsorted(cu_seqlens.to(rows.dtype), rows, right=True) - 1
     sequence = sequence.clamp(max=cu_seqlens.shape[0] - 2)
-    positions = rows - cu_seqlens[sequence] + (offset if offsets is None else offsets[sequence])
+    positions = rows - cu_seqlens[sequence] + offset + (0 if offsets is None else offsets[sequence])
     return torch.where(rows < cu_seqlens[-1], positions, -1)
 
 
@@ -129,34 +136,19 @@ def _rotated(x, cos, sin, offset, offsets, cu_seqlens, interleaved, conjugate):
     return (torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)).to(x.dtype)
 
 
-def _rotate_(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    offset: int,
-    offsets: Optional[Tensor],
-    cu_seqlens: Optional[Tensor],
-    interleaved: bool,
-    conjugate: bool,
-) -> None:
+# ---- The operators on devices other than the CPU, whose kernel is the core's: torch's arithmetic.
+
+
+def _rotate_(x, cos, sin, offset, offsets, cu_seqlens, interleaved, conjugate, max_seqlen=None):
     x[..., : 2 * cos.shape[-1]] = _rotated(x, cos, sin, offset, offsets, cu_seqlens, interleaved, conjugate)
 
 
-def _rotate(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    offset: int,
-    offsets: Optional[Tensor],
-    cu_seqlens: Optional[Tensor],
-    interleaved: bool,
-    conjugate: bool,
-) -> Tensor:
+def _rotate(x, *arguments):
     out = x.clone(memory_format=torch.contiguous_format)
-    _rotate_(out, cos, sin, offset, offsets, cu_seqlens, interleaved, conjugate)
+    _rotate_(out, *arguments)
     return out
 
 
-if hasattr(torch.library, "custom_op"):  # torch >= 2.4
-    _rotate = torch.library.custom_op("flash_attn::rotate", _rotate, mutates_args=())
-    _rotate.register_fake(lambda x, *rest: torch.empty_like(x, memory_format=torch.contiguous_format))
+_kernels = torch.library.Library("flash_attn", "IMPL")
+_kernels.impl("rotate", _rotate, "CompositeExplicitAutograd")
+_kernels.impl("rotate_", _rotate_, "CompositeExplicitAutograd")

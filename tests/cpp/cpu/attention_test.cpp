@@ -16,28 +16,6 @@ struct Case {
 
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
-// Largest error over the largest value, with room for rounding the result and, for bf16, P and dS.
-double tolerance(DType dtype) {
-  switch (dtype) {
-    case DType::f64: return 1e-12;
-    case DType::f32: return 4e-6;
-    case DType::f16: return 2e-3;
-    default: return 2e-2;
-  }
-}
-
-double relative_error(const Tensor& got, const std::vector<double>& expected) {
-  double error = 0.0, largest = 0.0;
-  for (std::int64_t i = 0; i < got.size(); ++i) {
-    if (std::isinf(expected[i]) && got.get(i) == expected[i]) continue;
-    const double difference = std::abs(got.get(i) - expected[i]);
-    error = difference >= error || std::isnan(difference) ? difference : error;
-    if (std::isnan(error)) return error;
-    largest = std::max(largest, std::abs(expected[i]));
-  }
-  return largest > 0 ? error / largest : error;
-}
-
 struct Attention {
   Tensor q, k, v, dout, out, lse, dq, dk, dv, softmax_d;
   std::vector<float> slopes;

@@ -8,6 +8,6 @@ execute_process(COMMAND ${CMAKE_COMMAND} -S ${EXAMPLES_DIR} -B ${build} -G ${GEN
                         -DCMAKE_PREFIX_PATH=${prefix} "-DCMAKE_C_FLAGS=-Wall -Wextra -Wpedantic -Werror"
                         "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror" COMMAND_ERROR_IS_FATAL ANY OUTPUT_QUIET)
 execute_process(COMMAND ${CMAKE_COMMAND} --build ${build} COMMAND_ERROR_IS_FATAL ANY OUTPUT_QUIET)
-foreach(program IN ITEMS attention_c decode_cpp)
+foreach(program IN ITEMS attention_c cache_c decode_cpp)
   execute_process(COMMAND ${build}/${program} COMMAND_ERROR_IS_FATAL ANY)
 endforeach()
