@@ -24,8 +24,8 @@ def _refuse(name, x):
         raise TypeError(f"flash_attn: {name} is None; it must be a tensor.")
     if getattr(x, "is_nested", False):
         raise TypeError(
-            f"flash_attn: {name} is a nested tensor; pass its rows packed, with cu_seqlens, to a varlen function: of the "
-            f"jagged layout these are {name}.values() and {name}.offsets().int()."
+            f"flash_attn: {name} is a nested tensor; pass its packed rows with cu_seqlens to a varlen function: in the "
+            f"jagged layout {name}.values() and {name}.offsets().int()."
         )
     for kind in type(x).__mro__:
         if kind.__name__ in _REMEDIES:

@@ -1,7 +1,4 @@
-"""Elements more than 2^32 elements apart, and tensors of more than 2^31: offsets that 32 bits do not hold.
-
-Memory comes from pages that nobody touches, so gigabytes of tensor cost what is read and written.
-"""
+"""Elements more than 2^32 elements apart, and tensors of more than 2^31: offsets that 32 bits do not hold."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from far_memory import reserved, spread
 
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn import flash_attn_interface as interface
@@ -19,8 +17,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reserves memory that is never touched by Linux's mmap"),
 ]
 
-NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python's mmap names since 3.13
-FAR = 2**32 + 24  # elements
 B, S, H, Hk, D = 2, 3, 2, 2, 8
 
 
@@ -35,30 +31,6 @@ def little_memory():
     before = resident()
     yield
     assert resident() - before < 200 * 2**20
-
-
-def reserved(shape, strides=None, dtype=torch.float32):
-    """A tensor of zeros, of any size: one page is backed by memory when it is first touched."""
-    shape = torch.Size(shape)
-    if strides is None:
-        strides = torch.empty(shape, device="meta").stride()
-    numel = sum((n - 1) * stride for n, stride in zip(shape, strides)) + 1
-    memory = mmap.mmap(
-        -1, numel * torch.empty((), dtype=dtype).element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
-    )
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
-
-
-def spread(x, dim):
-    """x with neighbours along `dim` FAR elements from each other."""
-    strides = list(x.contiguous().stride())
-    strides[dim] = FAR
-    far = reserved(x.shape, strides, x.dtype)
-    far.copy_(x)
-    assert torch.equal(far, x)
-    return far
 
 
 def randn(*shape, dtype=torch.float32):
