@@ -54,7 +54,7 @@ test_wheel() {
 
 # Random steps of serving from a paged kv cache, with a count of them as it goes.
 fuzz() {
-  FLASH_ATTN_FUZZ_STEPS=${FLASH_ATTN_FUZZ_STEPS:-100} FLASH_ATTN_FUZZ_EXAMPLES=${FLASH_ATTN_FUZZ_EXAMPLES:-100} \
+  FLASH_ATTN_FUZZ_STEPS=${FLASH_ATTN_FUZZ_STEPS:-100} FLASH_ATTN_FUZZ_EXAMPLES=${FLASH_ATTN_FUZZ_EXAMPLES:-150} \
     OMP_NUM_THREADS=1 "$venv/bin/python" -m pytest -s tests/python/test_kvcache_stateful.py
 }
 

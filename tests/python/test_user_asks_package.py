@@ -72,9 +72,14 @@ def test_ask_01_runs_on_amd_gpus_forward_and_backward(target):
 
 
 @pytest.mark.parametrize("target", [pytest.param(t, marks=simulation) for t in ("gfx950", "gfx1200")])
-def test_ask_01_other_gpus_are_refused_with_the_remedy(target):
+def test_ask_01_other_gpus_are_refused_by_name(target):
+    if target in {entry["target"] for entry in _native.load()._code_objects()}:
+        pytest.skip(f"this build has code for {target}")
     q = torch.zeros(1, 8, 1, 64)
-    with simulated(target), pytest.raises(NotImplementedError, match=rf"{target}.*GPU_ARCHS={target}"):
+    with (
+        simulated(target),
+        pytest.raises(NotImplementedError, match=f"{target}.*(GPU_ARCHS={target}|kernels exist for)"),
+    ):
         flash_attn_func(q, q, q)
 
 
