@@ -5,7 +5,7 @@ export PYTHON
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup test test-cpp test-python test-slow test-sanitize test-wheel test-kernels test-sim test-sim-full test-second-torch bench matrix format lint clean
+.PHONY: help run setup test test-cpp test-python test-slow fuzz test-sanitize test-wheel test-kernels test-sim test-sim-full test-second-torch bench matrix format lint clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test-second-torch: ## The stated subset of the Python tests on Debian's torch
 
 test-slow: ## The wide sweeps too; takes long
 	PYTEST_ARGS="--full $(PYTEST_ARGS)" tools/test.sh build python
+
+fuzz: ## 10,000 random steps of a paged kv cache (FLASH_ATTN_FUZZ_STEPS each, FLASH_ATTN_FUZZ_EXAMPLES times)
+	tools/test.sh build fuzz
 
 bench: setup ## Times against torch's own attention
 	.venv/bin/python benchmarks/attention.py --device cpu --against torch $(ARGS)

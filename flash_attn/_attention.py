@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn import _native, _raw  # loads the binding, which registers torch.ops.flash_attn  # noqa: F401
+from flash_attn._tensor_kinds import check_kinds
 
 _attention = torch.ops.flash_attn.attention.default
 _attention_kvpacked = torch.ops.flash_attn.attention_kvpacked.default
@@ -27,6 +28,7 @@ EXTENSIONS = (
     "check_inputs",
 )
 
+_NAMES = {3: ("q", "k", "v"), 2: ("q", "kv"), 1: ("qkv",)}
 _DENSE = (None, None, 0, 0)  # no cu_seqlens_q, cu_seqlens_k; their max_seqlen_q, max_seqlen_k are unused
 
 
@@ -80,6 +82,7 @@ def _attend(
 
     more: attn_bias, attn_mask, learnable_sink, key_begin, key_end; of flash_attn_varlen_func also how keys are stored.
     """
+    check_kinds(_NAMES[len(tensors)], tensors)
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
     left, right = window_bounds(window_size)
     out, softmax_lse, s_dmask = op(

@@ -7,6 +7,7 @@ from typing import Optional, Union
 import torch
 
 from flash_attn._attention import scale_or_default, window_bounds
+from flash_attn._tensor_kinds import check_kinds
 
 _attention_with_kvcache = torch.ops.flash_attn.attention_with_kvcache.default
 
@@ -63,6 +64,7 @@ def flash_attn_with_kvcache(
     Returns out or, with return_softmax_lse, (out, softmax_lse (B,H,Sq)).
     Raises AssertionError for a cache whose last stride is not 1, RuntimeError for other malformed input.
     """
+    check_kinds(("q", "k_cache", "v_cache"), (q, k_cache, v_cache))
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         assert cache.stride(-1) == 1, f"{name} must have a contiguous last dimension, got strides {cache.stride()}"
     left, right = window_bounds(window_size)

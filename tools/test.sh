@@ -2,7 +2,8 @@
 # The test suite in stages, on the environment of tools/setup.sh.
 #
 #   tools/test.sh                all stages
-#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, kernels, simulation, matrix, wheel
+#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, kernels, simulation, matrix, wheel,
+#                                and fuzz, which is long
 #   tools/test.sh second-torch   set-up, build and the stated subset (pytest's marker second_torch) on Debian's torch
 #
 # PYTEST_ARGS is added to pytest's command line.
@@ -51,6 +52,12 @@ test_wheel() {
   (cd / && PYTHONPATH=$folder "$python" "$OLDPWD/tools/check_installed.py" "$folder")
 }
 
+# Random steps of serving from a paged kv cache, with a count of them as it goes.
+fuzz() {
+  FLASH_ATTN_FUZZ_STEPS=${FLASH_ATTN_FUZZ_STEPS:-100} FLASH_ATTN_FUZZ_EXAMPLES=${FLASH_ATTN_FUZZ_EXAMPLES:-150} \
+    OMP_NUM_THREADS=1 "$venv/bin/python" -m pytest -s tests/python/test_kvcache_stateful.py
+}
+
 # What needs LLVM 22 says so where it is not there.
 llvm_is_there() {
   command -v llvm-config-22 >/dev/null && command -v clang++-22 >/dev/null && return
@@ -93,6 +100,7 @@ run_stage() {
       stage thread test_sanitized thread
       ;;
     python) stage "Python tests" test_python -m "not gpu" --support-json=build/support-cpu.json ;;
+    fuzz) stage fuzz fuzz ;;
     matrix) stage "support matrix" support_matrix --check ;;
     write-matrix) stage "support matrix" support_matrix --write ;;
     wheel) stage wheel test_wheel ;;
@@ -109,7 +117,7 @@ run_stage() {
       ;;
     *)
       echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, kernels," \
-        "simulation, matrix, write-matrix, wheel and second-torch" >&2
+        "simulation, matrix, write-matrix, wheel, fuzz and second-torch" >&2
       exit 2
       ;;
   esac

@@ -1,5 +1,8 @@
 #include "cpu/workspace.h"
 
+#include <flash_attn/attention.h>
+
+#include <atomic>
 #include <new>
 
 namespace flash_attn::cpu {
@@ -8,28 +11,39 @@ namespace {
 // Fresh memory costs a page fault per 4 KB, more than the arithmetic of a small call. Larger blocks go back at once.
 constexpr index_t kKeptBytes = index_t(8) << 20;
 
+// Bytes of all threads, and the most since somebody asked.
+std::atomic<index_t> allocated{0}, peak{0};
+
 char* allocate(index_t bytes) {
-  return static_cast<char*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t(kCacheLine)));
+  auto* const data = static_cast<char*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t(kCacheLine)));
+  const index_t now = allocated.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  index_t before = peak.load(std::memory_order_relaxed);
+  while (before < now && !peak.compare_exchange_weak(before, now, std::memory_order_relaxed)) {
+  }
+  return data;
 }
-void release(char* data) { ::operator delete(data, std::align_val_t(kCacheLine)); }
+void release(char* data, index_t bytes) {
+  allocated.fetch_sub(bytes, std::memory_order_relaxed);
+  ::operator delete(data, std::align_val_t(kCacheLine));
+}
 
 struct KeptBlock {
   char* data = nullptr;
   index_t bytes = 0;
   bool in_use = false;
-  ~KeptBlock() { release(data); }
+  ~KeptBlock() { release(data, bytes); }
 };
 thread_local KeptBlock kept;
 
 }  // namespace
 
-Workspace::Workspace(index_t bytes) : kept_(bytes <= kKeptBytes && !kept.in_use) {
+Workspace::Workspace(index_t bytes) : bytes_(max_of<index_t>(bytes, 1)), kept_(bytes <= kKeptBytes && !kept.in_use) {
   if (!kept_) {
-    data_ = allocate(max_of<index_t>(bytes, 1));
+    data_ = allocate(bytes_);
     return;
   }
   if (kept.bytes < bytes) {
-    release(kept.data);
+    release(kept.data, kept.bytes);
     kept.data = nullptr;
     kept.bytes = 0;
     kept.data = allocate(bytes);
@@ -43,7 +57,11 @@ Workspace::~Workspace() {
   if (kept_)
     kept.in_use = false;
   else
-    release(data_);
+    release(data_, bytes_);
 }
 
 }  // namespace flash_attn::cpu
+
+std::int64_t flash_attn::cpu_workspace_peak() {
+  return cpu::peak.exchange(cpu::allocated.load(std::memory_order_relaxed), std::memory_order_relaxed);
+}

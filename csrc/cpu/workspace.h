@@ -38,6 +38,7 @@ class Workspace {
 
  private:
   char* data_;
+  index_t bytes_;
   bool kept_;  // The calling thread's own block, not to be freed here.
 };
 

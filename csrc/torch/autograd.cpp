@@ -104,6 +104,16 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
   }
 };
 
+/// torch has no forward-mode derivative of a formula in C++, and does not say whose it was.
+void refuse_forward_mode(const Inputs& inputs) {
+  for (const auto& input : inputs) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !input.defined() || !input._fw_grad(/*level=*/0).defined(),
+        "flash_attn: attention has no forward-mode derivative (torch.autograd.forward_ad, jvp); "
+        "use .backward() or torch.autograd.grad");
+  }
+}
+
 }  // namespace
 
 torch::jit::Stack call_operator(const char* name, const Named& arguments) {
@@ -127,6 +137,7 @@ void attention_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack)
     named[extra.wanted] = tensor.defined() ? c10::IValue(tensor.requires_grad()) : c10::IValue();
     if (tensor.defined()) inputs.push_back(tensor);
   }
+  refuse_forward_mode(inputs);
   const auto results = AttentionFunction::apply(at::TensorList(inputs), std::move(named));
   torch::jit::drop(*stack, op.schema().arguments().size());
   torch::jit::push(*stack, results.at(0), results.at(1), results.at(2));

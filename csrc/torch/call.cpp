@@ -16,6 +16,7 @@ using Sizes = std::vector<c10::SymInt>;
 std::int64_t concrete(const c10::SymInt& value) { return value.guard_int(__FILE__, __LINE__); }
 
 void check_rank(const Call& call, const at::Tensor& tensor, const char* name, const char* dense, const char* varlen) {
+  TORCH_CHECK(tensor.defined(), "flash_attn: ", name, " is None; it must be a tensor ", call.varlen() ? varlen : dense);
   const int ndim = call.varlen() ? 3 : 4;
   TORCH_CHECK(tensor.dim() == ndim, "flash_attn: ", name, " must have ", ndim, " dimensions ",
               call.varlen() ? varlen : dense, call.varlen() ? " when cu_seqlens are given" : "", ", got shape ",

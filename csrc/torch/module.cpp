@@ -3,6 +3,7 @@
 //
 // The raw functions are strict: a tensor whose last stride is not 1 is refused, buffers are written where they are.
 // They always write every element of their results, which is all that zero_tensors could ask for.
+#include <ATen/record_function.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
@@ -72,6 +73,7 @@ Tensors fwd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const
             const py::object& gen_) {
   refuse_generator(gen_);
   py::gil_scoped_release no_gil;
+  RECORD_FUNCTION("flash_attn_2_cuda::fwd", {});
   Call call = make_call(q, k, v, alibi_slopes_,
                         {p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
   return run_forward(call, out_, return_softmax);
@@ -86,6 +88,7 @@ Tensors varlen_fwd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                    const py::object& gen_, std::int64_t num_splits) {
   refuse_generator(gen_);
   py::gil_scoped_release no_gil;
+  RECORD_FUNCTION("flash_attn_2_cuda::varlen_fwd", {});
   TORCH_CHECK(num_splits <= 1 || !block_table_.has_value(),
               "flash_attn: num_splits > 1 is not supported with "
               "block_table, got num_splits = ",
@@ -106,6 +109,7 @@ Tensors bwd(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, co
             bool /*deterministic*/, const py::object& gen_, const OptionalTensor& rng_state) {
   refuse_generator(gen_);
   py::gil_scoped_release no_gil;
+  RECORD_FUNCTION("flash_attn_2_cuda::bwd", {});
   Call call = make_call(q, k, v, alibi_slopes_,
                         {p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
   return run_backward(call, {dout, out, softmax_lse, {}}, dq_, dk_, dv_, rng_state);
@@ -120,6 +124,7 @@ Tensors varlen_bwd(const at::Tensor& dout, const at::Tensor& q, const at::Tensor
                    bool /*deterministic*/, const py::object& gen_, const OptionalTensor& rng_state) {
   refuse_generator(gen_);
   py::gil_scoped_release no_gil;
+  RECORD_FUNCTION("flash_attn_2_cuda::varlen_bwd", {});
   Call call = make_call(q, k, v, alibi_slopes_,
                         {p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
   set_lengths(call, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k);
@@ -135,6 +140,7 @@ Tensors fwd_kvcache(const at::Tensor& q, const at::Tensor& kcache, const at::Ten
                     bool is_causal, std::int64_t window_size_left, std::int64_t window_size_right, double softcap,
                     bool is_rotary_interleaved, std::int64_t num_splits) {
   py::gil_scoped_release no_gil;
+  RECORD_FUNCTION("flash_attn_2_cuda::fwd_kvcache", {});
   CacheCall cache;
   cache.call = make_call(q, kcache, vcache, alibi_slopes_,
                          {0.0, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
@@ -239,6 +245,8 @@ PYBIND11_MODULE(flash_attn_2_cuda, m) {
         "Debug switch: use that instruction set; \"\" returns to the best.", arg("name"));
   m.def("_cpu_isas", &cpu_instruction_sets,
         "CPU instruction sets of this build that this machine executes, best first.");
+  m.def("_cpu_workspace_peak", &cpu_workspace_peak,
+        "The most scratch memory that the CPU backend has held at once since the last call of this, in bytes.");
   define_gpu_functions(m);
 }
 

@@ -16,6 +16,8 @@ inline void check_plain(const at::Tensor& tensor, const char* name) {
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided && !tensor.is_nested(), "flash_attn: ", name,
                               " has layout ", tensor.layout(), tensor.is_nested() ? " (nested)" : "",
                               "; accepted: dense strided tensors, or varlen attention with cu_seqlens");
+  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_quantized(), "flash_attn: ", name, " is a quantized tensor; pass ", name,
+                              ".dequantize()");
   TORCH_CHECK(!tensor.is_neg(), "flash_attn: ", name, " is a lazily negated view; pass ", name, ".resolve_neg()");
 }
 

@@ -34,6 +34,16 @@ def test_left_and_right():
     assert not torch.equal(flash_attn.flash_attn_func(*dense(), window_size=(0, -1)), causal)
 
 
+def test_windows_as_clients_pass_them():
+    """(w - 1, w - 1) with causal, as transformers does, and windows beyond the sequence."""
+    q, k, v = dense()
+    expected = flash_attn.flash_attn_func(q, k, v, causal=True, window_size=(3, 0))
+    assert torch.equal(flash_attn.flash_attn_func(q, k, v, causal=True, window_size=(3, 3)), expected)
+    for causal in (False, True):
+        expected = flash_attn.flash_attn_func(q, k, v, causal=causal)
+        assert torch.equal(flash_attn.flash_attn_func(q, k, v, causal=causal, window_size=(4095, 4095)), expected)
+
+
 def test_the_windows_above_differ():
     outputs = [flash_attn.flash_attn_func(*dense(), window_size=window) for window, _ in WINDOWS]
     assert not any(torch.equal(a, b) for i, a in enumerate(outputs) for b in outputs[:i])

@@ -7,6 +7,8 @@ pages are handed out and taken back. The model knows nothing of pages.
 from __future__ import annotations
 
 import os
+import sys
+import time
 from typing import Dict, List
 
 import pytest
@@ -21,9 +23,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 STEPS = int(os.environ.get("FLASH_ATTN_FUZZ_STEPS", "12"))
 EXAMPLES = int(os.environ.get("FLASH_ATTN_FUZZ_EXAMPLES", "12"))
 H, Hk, D, PAGES = 4, 2, 8, 24
+BEGUN = time.monotonic()
 
 
 class Serving(RuleBasedStateMachine):
+    steps = 0  # of all examples together
+
     @initialize(page=st.integers(1, 9), seed=st.integers(0, 2**20))
     def start(self, page, seed):
         self.g = torch.Generator().manual_seed(seed)
@@ -132,11 +137,17 @@ class Serving(RuleBasedStateMachine):
 
     @invariant()
     def caches_hold_the_keys(self):
+        Serving.steps += 1
         for name, keys in getattr(self, "keys", {}).items():
             for slot, (k, v) in enumerate(keys):
                 page = self.tables[name][slot // self.page]
                 assert torch.equal(self.k_pages[page, slot % self.page], k)
                 assert torch.equal(self.v_pages[page, slot % self.page], v)
+
+    def teardown(self):
+        """Progress, for who runs long and without capture (`make fuzz`)."""
+        minutes, seconds = divmod(int(time.monotonic() - BEGUN), 60)
+        print(f"\r{Serving.steps} steps, {minutes}:{seconds:02}", end="", file=sys.stderr, flush=True)
 
 
 def plain(q, keys, causal):

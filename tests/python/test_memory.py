@@ -6,37 +6,90 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from flash_attn import _native, flash_attn_func
+
+MB = 2**20
+# What docs/cpu-backend.md states for B = 1, H = 8, S = 16k, D = 64.
+SHARED_MB, THREAD_MB = 64, 1
 
 PROGRAM = """
 import resource, sys, torch
 from flash_attn import flash_attn_func
 
 torch.set_num_threads(2)
-S, dtype = int(sys.argv[1]), getattr(torch, sys.argv[2])
-make = lambda rows: torch.randn(1, rows, 1, 64, dtype=dtype, requires_grad=True)
+S, H, dtype, left = int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3]), int(sys.argv[4])
+make = lambda rows: torch.randn(1, rows, H, 64, dtype=dtype, requires_grad=True)
 def step(rows):
     q, k, v = make(rows), make(rows), make(rows)
-    flash_attn_func(q, k, v, causal=True).sum().backward()
+    flash_attn_func(q, k, v, causal=True, window_size=(left, 0)).sum().backward()
 step(64)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 step(S)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read in the unit that Linux reports it in")
 
-def growth_mb(length: int, dtype: str) -> float:
+
+def growth_mb(*arguments) -> float:
+    """Of the process: S, H, dtype, left bound of the window."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(length), dtype], check=True, capture_output=True, text=True
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)], check=True, capture_output=True, text=True
     )
     return int(done.stdout) / 1024
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read in the unit that Linux reports it in")
+@linux
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_peak_memory_is_linear(dtype):
-    short, long = growth_mb(8192, dtype), growth_mb(16384, dtype)
+    short, long = growth_mb(8192, 1, dtype, 256), growth_mb(16384, 1, dtype, 256)
     # Tensors: q, k, v, out and four gradients of S * 64; packed operands and sums, at most ten more of that size.
-    tensor_mb = 16384 * 64 * 4 / 2**20
+    tensor_mb = 16384 * 64 * 4 / MB
     assert long < 20 * tensor_mb, f"{long:.0f} MB for S = 16384"
     # Below five tensors the allocator's habits decide, not the algorithm.
     assert long < 2.5 * max(short, 5 * tensor_mb), f"{short:.0f} MB for S = 8192, {long:.0f} MB for twice that"
+
+
+@linux
+def test_peak_memory_of_the_process():
+    """Nothing is allocated past what the backend counts."""
+    tensors = 8 * 16384 * 8 * 64 * 2 / MB  # q, k, v, out, dout, dq, dk, dv
+    assert growth_mb(16384, 8, "bfloat16", 256) < tensors + SHARED_MB + 2 * THREAD_MB + 30
+
+
+@pytest.fixture
+def threads():
+    """Restores the number of threads."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def workspace_mb(S, dtype, window):
+    """Peaks of scratch memory, forward and backward, beyond what threads have kept from earlier calls."""
+    peak = _native.load()._cpu_workspace_peak
+    q, k, v = (torch.randn(1, S, 8, 64, dtype=dtype, requires_grad=True) for _ in range(3))
+    peak()
+    kept = peak()  # The peak since a moment ago.
+    out = flash_attn_func(q, k, v, causal=True, window_size=window)
+    forward = (peak() - kept) / MB
+    out.sum().backward()
+    return forward, (peak() - kept) / MB
+
+
+@pytest.mark.second_torch
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_scratch_memory_at_16k(dtype, n, threads):
+    threads(n)
+    for mb in workspace_mb(16384, dtype, (64, 0)):
+        assert SHARED_MB / 4 < mb <= SHARED_MB + n * THREAD_MB, f"{mb} MB"
+
+
+@pytest.mark.second_torch
+def test_scratch_memory_does_not_depend_on_the_mask():
+    """So the windows above, which make these tests quick, hide nothing."""
+    windowed, full = (workspace_mb(4096, torch.float32, window) for window in ((64, 0), (-1, -1)))
+    assert windowed == full and min(full) > 8  # above what threads keep

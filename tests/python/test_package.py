@@ -47,6 +47,9 @@ def test_distribution_metadata():
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("flash_attn is not installed here, only on the path")
     assert installed.split("+")[0] == flash_attn.__version__
+    if hasattr(importlib.metadata, "packages_distributions"):  # Python >= 3.10; transformers asks this
+        owners = importlib.metadata.packages_distributions().get("flash_attn", [])
+        assert "flash-attn" in [name.replace("_", "-") for name in owners]
 
 
 @pytest.mark.parametrize(

@@ -177,5 +177,7 @@ FLASH_ATTN_API std::vector<std::string> cpu_instruction_sets();
 /// Debug switch: use that instruction set from now on ("" returns to the best). Also read once from the environment
 /// variable FLASH_ATTN_CPU_ISA. Changes speed and rounding, never what a call means. Throws Error for an unknown name.
 FLASH_ATTN_API void force_cpu_instruction_set(const std::string& name);
+/// The most scratch memory that the CPU backend has held at once since the last call of this, in bytes, in all threads.
+FLASH_ATTN_API std::int64_t cpu_workspace_peak();
 
 }  // namespace flash_attn

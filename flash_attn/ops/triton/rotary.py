@@ -53,7 +53,8 @@ def apply_rotary(
         return torch.ops.flash_attn.rotate(x, *arguments)
     if _is_compiling():
         # Inductor 2.13 drops one of two custom operators that write to views of one tensor; its own copies are safe.
-        x.data.copy_(torch.ops.flash_attn.rotate(x, *arguments))
+        # An exported graph would lose what is written through .data.
+        (x if _is_exporting() else x.data).copy_(torch.ops.flash_attn.rotate(x, *arguments))
     else:
         # A view is written to behind autograd's back: otherwise the other views that split or unbind gave could not be
         # used any more, each complaining that its base was modified.
@@ -63,6 +64,10 @@ def apply_rotary(
 
 def _is_compiling():
     return hasattr(torch, "compiler") and torch.compiler.is_compiling()
+
+
+# torch >= 2.7
+_is_exporting = getattr(getattr(torch, "compiler", None), "is_exporting", lambda: False)
 
 
 def _split_offset(seqlen_offsets):
