@@ -18,6 +18,15 @@ def lengths(cache_seqlens, q):
     return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
 
 
+def check_caches(k_cache, v_cache):
+    """Raises AssertionError, as upstream does, for a cache that would have to be copied."""
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        assert cache.stride(-1) == 1, (
+            f"{name} must have a contiguous last dimension (stride 1), got strides {cache.stride()}; caches are "
+            "written where they are and never copied, so make it contiguous before the call."
+        )
+
+
 def flash_attn_with_kvcache(
     q,
     k_cache,
@@ -63,8 +72,7 @@ def flash_attn_with_kvcache(
     Returns out or, with return_softmax_lse, (out, softmax_lse (B,H,Sq)).
     Raises AssertionError for a cache whose last stride is not 1, RuntimeError for other malformed input.
     """
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        assert cache.stride(-1) == 1, f"{name} must have a contiguous last dimension, got strides {cache.stride()}"
+    check_caches(k_cache, v_cache)
     left, right = window_bounds(window_size)
     out, softmax_lse = _attention_with_kvcache(
         q,

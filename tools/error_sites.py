@@ -7,6 +7,7 @@ writes docs/errors.md from them.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,15 @@ CPP_FOLDERS = ("csrc/core", "csrc/cpu", "csrc/torch", "csrc/hip/host", "csrc/hip
 CPP_CALLS = {"fail": 0, "TORCH_CHECK": 1, "TORCH_CHECK_NOT_IMPLEMENTED": 1, "throw Error": 0, "throw NotSupported": 0}
 CPP_CALLS.update({"throw VersionError": 0})
 CPP_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)\'|//[^\n]*|[()\[\]{}]|,|\+|[^"\'()\[\]{},+/]+|/')
+FILLERS = ("tuple", "str", "map", "join", "len", "type", "tolist", "__name__")
 ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 
 
 @dataclass(frozen=True)
 class Site:
     path: str  # in the repository
-    line: int
+    lines: range
+    error: str  # the exception's type
     parts: tuple  # literal text, and None for what is filled in
     names: tuple  # of what is filled in, in order; "" where it has none
 
@@ -38,12 +41,15 @@ class Site:
         return sum(len(part) for part in self.parts if part is not None)
 
     def matches(self, message):
-        """Whether `message` is this text with something filled in; what precedes the prefix flash_attn: is free."""
-        pattern = "".join(".*" if part is None else re.escape(part) for part in self.parts)
-        return re.fullmatch(pattern, message, re.DOTALL) is not None
+        """Whether `message` is this text with something filled in."""
+        return self._pattern.fullmatch(message) is not None
+
+    @functools.cached_property
+    def _pattern(self):
+        return re.compile("".join(".*" if part is None else re.escape(part) for part in self.parts), re.DOTALL)
 
 
-def _site(path, line, pieces):
+def _site(path, lines, error, pieces):
     """pieces: ("literal", text) or ("filled", name); neighbours of one kind are joined."""
     parts, names = [], []
     for kind, text in pieces:
@@ -55,7 +61,7 @@ def _site(path, line, pieces):
             parts[-1] += text
         else:
             parts.append(text)
-    return Site(str(path.relative_to(ROOT)), line, tuple(parts), tuple(names))
+    return Site(str(path.relative_to(ROOT)), lines, error, tuple(parts), tuple(names))
 
 
 # ---- C++
@@ -76,6 +82,19 @@ def _arguments(text, start):
     raise ValueError("the call does not end")
 
 
+def _name(term):
+    """What to call an expression: its choices where it chooses between texts, else its last identifier."""
+    choices = [token[1:-1] for token in term if token.startswith('"') and len(token) > 2]
+    if choices:
+        return " | ".join(choice.strip(" ,") for choice in choices)
+    words = [word for token in term for word in re.findall(r"[A-Za-z_]\w*", token)]
+    for function, name in (("shape_of", "shape"), ("strides", "strides"), ("sym_sizes", "shape"), ("sizes", "size")):
+        if function in words:
+            return name
+    words = [word for word in words if word not in ("std", "string", "to_string", "c_str", "toStringRef")]
+    return words[-1] if words else "number"
+
+
 def _pieces(tokens):
     """Of one argument: what + joins."""
     depth, terms = 0, [[]]
@@ -92,8 +111,7 @@ def _pieces(tokens):
             text = "".join(token[1:-1] for token in term)
             yield "literal", re.sub(r"\\.", lambda m: ESCAPES.get(m.group(), m.group()), text)
         else:
-            inner = [t for t in term if re.fullmatch(r"[\w.:>-]+", t)]
-            yield "filled", re.split(r"\.|::|->", inner[-1])[-1] if inner else ""
+            yield "filled", _name(term)
 
 
 def cpp_sites(path):
@@ -103,15 +121,32 @@ def cpp_sites(path):
         line_start = text.rfind("\n", 0, match.start()) + 1
         if "//" in text[line_start : match.start()] or "[[noreturn]]" in text[line_start : match.start()]:
             continue
-        arguments = _arguments(text, match.end())[CPP_CALLS[match.group(1)] :]
-        pieces = [piece for argument in arguments for piece in _pieces(argument)]
-        if match.group(1) == "fail":
+        raises, prefixed = match.group(1), match.group(1) == "fail"
+        first = CPP_CALLS[raises]
+        if prefixed and path.name == "c_api.cpp":
+            prefixed, first = False, 1  # A function of its own: (status, text).
+        pieces = [piece for argument in _arguments(text, match.end())[first:] for piece in _pieces(argument)]
+        if prefixed:
             pieces.insert(0, ("literal", "flash_attn: "))
         if any(kind == "literal" and text != "flash_attn: " for kind, text in pieces):
-            yield _site(path, text.count("\n", 0, match.start()) + 1, pieces)
+            line = text.count("\n", 0, match.start()) + 1
+            unsupported = "NotSupported" in raises or "NOT_IMPLEMENTED" in raises
+            yield _site(path, range(line, line + 1), "NotImplementedError" if unsupported else "RuntimeError", pieces)
 
 
 # ---- Python
+
+
+def _python_name(node):
+    """What to call an expression: its last attribute or name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    names = [n.attr if isinstance(n, ast.Attribute) else n.id for n in ast.walk(node)
+             if isinstance(n, (ast.Attribute, ast.Name))]  # fmt: skip
+    for name in ("shape", "stride", "dtype", "device"):
+        if name in names:
+            return "strides" if name == "stride" else name
+    return next((name for name in names if name not in FILLERS), "value")
 
 
 def _python_pieces(node):
@@ -126,19 +161,19 @@ def _python_pieces(node):
     else:
         if isinstance(node, ast.FormattedValue):
             node = node.value
-        yield "filled", node.id if isinstance(node, ast.Name) else ""
+        yield "filled", _python_name(node)
 
 
 def python_sites(path):
     for node in ast.walk(ast.parse(path.read_text())):
-        text = None
+        text, error = None, "AssertionError"
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-            text = node.exc.args[0]
+            text, error = node.exc.args[0], ast.unparse(node.exc.func)
         elif isinstance(node, ast.Assert):
             text = node.msg
         pieces = list(_python_pieces(text)) if text is not None else []
         if any(kind == "literal" for kind, _ in pieces):
-            yield _site(path, node.lineno, pieces)
+            yield _site(path, range(node.lineno, node.end_lineno + 1), error, pieces)
 
 
 def all_sites():
@@ -150,5 +185,5 @@ def all_sites():
                 sites += cpp_sites(path)
     package = ROOT / "flash_attn"
     for path in [*sorted(package.rglob("*.py")), *sorted(ROOT.glob("flash*.py"))]:
-        sites += sorted(python_sites(path), key=lambda site: site.line)
+        sites += sorted(python_sites(path), key=lambda site: site.lines.start)
     return sites
