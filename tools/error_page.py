@@ -24,17 +24,17 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "python")]
 import error_sites  # noqa: E402
 
 MADE_BY = "<!-- Made by tools/error_page.py from the sources and from calls that raise; do not edit. -->\n"
-INTRODUCTION = """What is wrong with a call is said before anything is computed or written. `{...}` stands for what is filled
-in. `RuntimeError`: an argument is not accepted. `NotImplementedError`: it is meaningful, but not there for this backend
-or dtype. `AssertionError`, `ValueError`, `TypeError`: where upstream's Python code raises these. `ImportError`: the
-installation does not fit. An argument of a wrong Python type is refused by torch (`Expected a value of type ...`) or
-pybind11 (`incompatible function arguments`), in their own words."""
+INTRODUCTION = """What is wrong with a call is said before anything is computed or written. `{...}` stands for what is
+filled in. `RuntimeError`: an argument is not accepted. `NotImplementedError`: it is meaningful, but not there for this
+backend or dtype. `AssertionError`, `ValueError`, `TypeError`: where upstream's Python code raises these. `ImportError`:
+the installation does not fit. An argument of a wrong Python type is refused by torch (`Expected a value of type ...`)
+or pybind11 (`incompatible function arguments`), in their own words."""
 # Section: what to know about it, and the paths whose texts belong there.
 SECTIONS = {
     "Tensors and numbers of attention": (
         "A message names the argument, what came and what is accepted: change the tensor or number accordingly. "
-        "Letters in shapes: B batch, Sq and Sk rows of queries and keys, Tq and Tk packed rows, H and Hk heads of queries "
-        "and keys, D and Dv head dims of keys and values.",
+        "Letters in shapes: B batch, Sq and Sk rows of queries and keys, Tq and Tk packed rows, H and Hk heads of "
+        "queries and keys, D and Dv head dims of keys and values.",
         ("csrc/core/checks.h", "csrc/core/validate.cpp", "csrc/torch/", "flash_attn/_attention.py",
          "flash_attn/_explain.py", "flash_attn/_function_classes.py", "flash_attn/_raw.py"),
     ),
