@@ -112,7 +112,9 @@ class Entry:
     def lines(self):
         yield f"**{_code(self.template)}**\n"
         if not self.example and not self.functions:
-            yield f"`{self.error}`. Not provoked when this page is made: {reason_for(self.sites[0])}.\n"
+            reason = reason_for(self.sites[0])
+            why = f"Not provoked when this page is made: {reason}" if reason else "Its words are those of a text above"
+            yield f"`{self.error}`. {why}.\n"
             return
         functions = list(self.functions)
         more = f" and {len(functions) - 3} more" if len(functions) > 3 else ""
@@ -124,7 +126,8 @@ class Entry:
 
 
 def _code(text):
-    return f"`{' '.join(text.split())}`".replace("``", "'")
+    text = " ".join(text.split())
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
 def reason_for(site):
