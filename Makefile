@@ -5,13 +5,16 @@ export PYTHON
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup test test-cpp test-python test-slow fuzz test-sanitize test-wheel test-kernels test-sim test-sim-full test-second-torch bench matrix format lint clean
+.PHONY: help run serve setup test test-cpp test-python test-slow fuzz test-sanitize test-wheel test-kernels test-sim test-sim-full test-second-torch bench matrix format lint clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: setup ## Set up, build, and train a small GPT (ARGS="--steps 100 --device cpu" ...)
 	.venv/bin/python examples/train_gpt.py $(ARGS)
+
+serve: setup ## Serve many requests over a paged cache with the model of `make run`, or a small one trained first
+	.venv/bin/python examples/serve_paged.py $(ARGS)
 
 setup: ## Set up .venv and install the package into it
 	tools/setup.sh run

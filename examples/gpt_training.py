@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from gpt_data import Text, read_text
 from gpt_model import GPT, VOCABULARY, generate
+from progress import Progress
 from torch.nn.parallel import DistributedDataParallel
 
 # A checkpoint belongs to a run with these; any other value would not continue the same run.
@@ -117,31 +118,6 @@ def _process_memory(field):
     except OSError:
         return None
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(field))
-
-
-class Progress:
-    """tqdm's bar; where tqdm is missing, a line now and then. Only the first process shows it."""
-
-    def __init__(self, name, done, total, shown):
-        try:
-            from tqdm import tqdm
-
-            self.bar = tqdm(desc=name, initial=done, total=total, unit="step", disable=not shown, mininterval=0.5)
-        except ImportError:
-            self.bar = None
-        self.name, self.done, self.total, self.shown = name, done, total, shown
-
-    def step(self, **figures):
-        self.done += 1
-        if self.bar is not None:
-            self.bar.set_postfix(figures, refresh=False)
-            self.bar.update()
-        elif self.shown and self.done % max(1, self.total // 20) == 0:
-            print(f"{self.name} {self.done}/{self.total}", *(f"{k}={v}" for k, v in figures.items()), flush=True)
-
-    def close(self):
-        if self.bar is not None:
-            self.bar.close()
 
 
 class Run:

@@ -47,10 +47,12 @@ def explain(*args, **kwargs) -> Explanation:
     public = [f for name, f in vars(_attention).items() if name.startswith("flash_attn_")]
     public.append(_kvcache.flash_attn_with_kvcache)
     if function not in public:
-        raise TypeError(f"{function!r} is not one of flash_attn's functions: {', '.join(f.__name__ for f in public)}.")
+        raise TypeError(
+            f"{function!r} is not one of flash_attn's functions; pass one of {', '.join(f.__name__ for f in public)}."
+        )
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    return _explain_call(bound.arguments)
+    return (_explain_cache_call if function is _kvcache.flash_attn_with_kvcache else _explain_call)(bound.arguments)
 
 
 def _has_cu_seqlens(args, kwargs) -> bool:
@@ -58,8 +60,32 @@ def _has_cu_seqlens(args, kwargs) -> bool:
     return "cu_seqlens_q" in kwargs or (len(args) > 3 and isinstance(args[3], torch.Tensor) and args[3].dim() == 1)
 
 
+def _explain_cache_call(call) -> Explanation:
+    """call: the bound arguments of flash_attn_with_kvcache, by name."""
+    q, k_cache, v_cache = _unpacked(call)
+    _kvcache.check_caches(k_cache, v_cache)
+    names = ("rotary_cos", "rotary_sin", "cache_batch_idx", "cache_leftpad", "block_table", "alibi_slopes")
+    explained = _raw.flash_attn_gpu._explain_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        call["k"],
+        call["v"],
+        _kvcache.lengths(call["cache_seqlens"], q),
+        *(call[name] for name in names),
+        None,
+        _attention.scale_or_default(call["softmax_scale"], q),
+        call["causal"],
+        *_attention.window_bounds(call["window_size"]),
+        call["softcap"],
+        call["rotary_interleaved"],
+        call["num_splits"],
+    )
+    return Explanation(**explained)
+
+
 def _explain_call(call) -> Explanation:
-    """call: the bound arguments of any public function, by name."""
+    """call: the bound arguments of any other public function, by name."""
     q, k, v = _unpacked(call)
     left, right = _attention.window_bounds(call["window_size"])
     problem = (
@@ -78,13 +104,10 @@ def _explain_call(call) -> Explanation:
         call["softcap"],
         call["alibi_slopes"],
         *(call.get(name) for name in ("attn_bias", "attn_mask", "learnable_sink", "key_begin", "key_end")),
-        call.get("block_table"),
-        call.get("cache_batch_idx"),
-        _kvcache.lengths(call["cache_seqlens"], q) if "k_cache" in call else call.get("seqused_k"),
-        call.get("leftpad_k", call.get("cache_leftpad")),
+        *(call.get(name) for name in ("block_table", "seqused_k", "leftpad_k")),
     )
     explain_pass = _raw.flash_attn_gpu._explain
-    stored = any(call.get(name) is not None for name in ("k_cache", "block_table", "seqused_k", "leftpad_k"))
+    stored = any(call.get(name) is not None for name in ("block_table", "seqused_k", "leftpad_k"))
     records_gradient = not stored and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     backward = Explanation(**explain_pass(*problem, True)) if records_gradient else None
     return Explanation(**explain_pass(*problem, False), backward=backward)

@@ -80,8 +80,8 @@ def flash_attn_qkvpacked_func(
     if qkv.dim() == 5:
         if qkv.shape[2] != 3 or num_heads_q not in (None, qkv.shape[3]):
             raise RuntimeError(
-                f"qkv has shape {tuple(qkv.shape)} and num_heads_q is {num_heads_q!r}; five dimensions are (B,S,3,H,D) "
-                "with num_heads_q None or H."
+                f"qkv has shape {tuple(qkv.shape)} and num_heads_q is {num_heads_q!r}; five dimensions must be "
+                "(B,S,3,H,D) with num_heads_q None or H."
             )
         q, k, v = qkv.unbind(2)
     else:

@@ -101,7 +101,7 @@ def used_rows_first(name, used, cu_seqlens, T):
     if used.dtype != torch.int32 or used.shape != lengths.shape:
         raise RuntimeError(f"{name} is {used.dtype} {tuple(used.shape)}; it must be int32 {tuple(lengths.shape)}.")
     if used.device.type == "cpu" and bool(((used < 0) | (used > lengths)).any()):
-        raise RuntimeError(f"{name} is {used.tolist()}; sequences have 0 to {lengths.tolist()} rows.")
+        raise RuntimeError(f"{name} is {used.tolist()}; they must be from 0 to {lengths.tolist()}, the rows.")
     used = torch.minimum(used.clamp(min=0), lengths)
     b = sequence_of_rows(cu_seqlens, T)
     unused = torch.arange(T, device=used.device) - cu_seqlens[b] >= used[b]

@@ -95,12 +95,13 @@ def _slots(k_cache, pages, starts, new):
     if ((slots < 0) | (slots >= capacity)).any():
         raise RuntimeError(
             f"cache_seqlens {starts.tolist()} and new keys {new.cu_seqlens.diff().tolist()} do not fit into the "
-            f"{capacity} slots of a sequence (k_cache, page_table)."
+            f"{capacity} slots of a sequence (k_cache, page_table); give it more pages or a longer cache."
         )
     page = pages[new.sequence, torch.div(slots, page_size, rounding_mode="floor").long()].long()
     if ((page < 0) | (page >= k_cache.shape[0])).any():
         raise RuntimeError(
-            f"new keys go to pages {page.tolist()} (page_table, cache_batch_idx); k_cache has {k_cache.shape[0]}."
+            f"new keys go to pages {page.tolist()} (page_table, cache_batch_idx); they must be from 0 to "
+            f"{k_cache.shape[0] - 1}, the pages of k_cache."
         )
     return page, (slots % page_size).long()
 
@@ -109,7 +110,9 @@ def _rotated(rows, tables, positions, interleaved):
     """x of the rows with the first features of row t rotated to position positions[t]."""
     cos, sin = tables
     if (positions < 0).any() or (positions >= cos.shape[0]).any():
-        raise RuntimeError(f"rotary_cos has {cos.shape[0]} positions; rows are at {positions.tolist()}.")
+        raise RuntimeError(
+            f"rotary_cos has {cos.shape[0]} positions; rows are at {positions.tolist()}: make both tables longer."
+        )
     return apply_rotary_emb(rows.x[:, None], cos, sin, interleaved, seqlen_offsets=positions.int())[:, 0]
 
 
@@ -118,7 +121,10 @@ def _rotate(q, new, rotary, positions, per_row, interleaved):
     if all(table is None for table in rotary):
         return q.x, None if new is None else new.x
     if any(table is None for table in rotary) or new is None:
-        raise RuntimeError("rotary_cos, rotary_sin, k and v come together; not all of them were given.")
+        raise RuntimeError(
+            "rotary_cos, rotary_sin, k and v come together; not all of them were given: pass the others "
+            "too, or neither table."
+        )
     starts = positions[q.sequence]
     queries = _rotated(q, rotary, starts + q.index if per_row else starts, interleaved)
     return queries, _rotated(new, rotary, positions[new.sequence] + new.index, interleaved)
@@ -160,11 +166,13 @@ def _with_new_keys(q, caches, k, v, cu_seqlens_k_new, rotary, positions, per_row
         queries, _ = _rotate(q, None, rotary, positions, per_row, interleaved)
         return queries, starts, contextlib.nullcontext()
     if k is None or v is None:
-        raise RuntimeError(f"k and v come together, got only {'v' if k is None else 'k'}.")
+        raise RuntimeError(f"k and v come together, got only {'v' if k is None else 'k'}; pass both, or neither.")
     _check_new(k, v, *caches)
     new = _packed("k", k, cu_seqlens_k_new)
     if new.cu_seqlens.shape != q.cu_seqlens.shape:
-        raise RuntimeError(f"k has {new.cu_seqlens.shape[0] - 1} sequences, q {q.cu_seqlens.shape[0] - 1}.")
+        raise RuntimeError(
+            f"k has {new.cu_seqlens.shape[0] - 1} sequences, q {q.cu_seqlens.shape[0] - 1}; both must have as many."
+        )
     queries, keys = _rotate(q, new, rotary, positions, per_row, interleaved)
     values = v if cu_seqlens_k_new is not None else v.flatten(0, 1)
     append = _Append(caches, (keys, values), _slots(caches[0], pages, starts, new))
@@ -179,14 +187,14 @@ def _attend_over_pages(q, caches, k, v, qv, rotary, call, mask, attention_chunk,
     pages = _pages(k_cache, call.page_table, call.cache_batch_idx, B)
     capacity = pages.shape[1] * k_cache.shape[1]
     if k is not None and call.cache_seqlens is None:
-        raise RuntimeError("cache_seqlens is missing; it says where k and v are appended.")
+        raise RuntimeError("cache_seqlens is missing; it says where k and v are appended: pass an int, or int32 (B,).")
     starts = _per_sequence("cache_seqlens", call.cache_seqlens, B, device, capacity)
     positions = _per_sequence("rotary_seqlens", call.rotary_seqlens, B, device, starts)
     leftpad = call.cache_leftpad
     if leftpad is not None:
         leftpad = _per_sequence("cache_leftpad", leftpad, B, device)
     if call.rotary_seqlens is not None and all(table is None for table in rotary):
-        raise RuntimeError("rotary_seqlens was given without rotary_cos and rotary_sin.")
+        raise RuntimeError("rotary_seqlens was given without rotary_cos and rotary_sin; pass them, or None.")
     windows = _attention.window_bounds(mask["window_size"])
     per_row = mask["causal"] or attention_chunk > 0 or any(0 <= w < capacity for w in windows)
     queries, lengths, append = _with_new_keys(
@@ -205,7 +213,7 @@ def _attend_over_pages(q, caches, k, v, qv, rotary, call, mask, attention_chunk,
     ragged = call.cu_seqlens_q is not None
     max_seqlen_q = call.max_seqlen_q if ragged else q.shape[1]
     if max_seqlen_q is None:
-        raise RuntimeError("max_seqlen_q is missing; cu_seqlens_q needs it.")
+        raise RuntimeError("max_seqlen_q is missing; cu_seqlens_q needs it: pass the longest sequence's length.")
     with append:
         if qv is not None:
             queries, k_cache = arguments.with_qv(queries, k_cache, v_cache, qv if ragged else qv.flatten(0, 1))
@@ -232,9 +240,9 @@ def _attend_over_pages(q, caches, k, v, qv, rotary, call, mask, attention_chunk,
 
 def _check_lengths_of_rows(q, k, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q):
     if cu_seqlens_k_new is not None and k is None:
-        raise RuntimeError("cu_seqlens_k_new was given without k and v, whose rows it describes.")
+        raise RuntimeError("cu_seqlens_k_new was given without k and v, whose rows it describes; pass them, or None.")
     if cu_seqlens_q is None and max_seqlen_q is not None and q.dim() == 4 and max_seqlen_q < q.shape[1]:
-        raise RuntimeError(f"max_seqlen_q is {max_seqlen_q}; q has {q.shape[1]} rows a sequence.")
+        raise RuntimeError(f"max_seqlen_q is {max_seqlen_q}; it must be at least q's rows, {q.shape[1]}, or None.")
 
 
 def _check_metadata(scheduler_metadata, q):
@@ -301,8 +309,7 @@ def flash_attn_with_kvcache(
     arguments.check_chunk(attention_chunk)
     _check_metadata(scheduler_metadata, q)
     _check_lengths_of_rows(q, k, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q)
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        assert cache.stride(-1) == 1, f"{name} must have a contiguous last dimension, got strides {cache.stride()}"
+    _kvcache.check_caches(k_cache, v_cache)
     mask = {"causal": causal, "window_size": window_size}
     options = {"softmax_scale": softmax_scale, "softcap": softcap, "num_splits": num_splits}
     caches, rotary = (k_cache, v_cache), (rotary_cos, rotary_sin)
@@ -353,7 +360,7 @@ def get_scheduler_metadata(
     arguments.check_chunk(attention_chunk)
     _attention.window_bounds(window_size)
     if "float8" in str(qkv_dtype):
-        raise NotImplementedError(f"qkv_dtype is {qkv_dtype}; fp8 attention is not there yet.")
+        raise NotImplementedError(f"qkv_dtype is {qkv_dtype}; fp8 attention is not there yet: pass fp16, bf16 or fp32.")
     sizes = {"batch_size": batch_size, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     for name, size in {**sizes, "max_seqlen_k_new": max_seqlen_k_new}.items():
         if size < 0:

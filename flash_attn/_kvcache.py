@@ -19,6 +19,15 @@ def lengths(cache_seqlens, q):
     return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
 
 
+def check_caches(k_cache, v_cache):
+    """Raises AssertionError, as upstream does, for a cache that would have to be copied."""
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        assert cache.stride(-1) == 1, (
+            f"{name} must have a contiguous last dimension (stride 1), got strides {cache.stride()}; caches are "
+            "written where they are and never copied, so make it contiguous before the call."
+        )
+
+
 def flash_attn_with_kvcache(
     q,
     k_cache,
@@ -65,8 +74,7 @@ def flash_attn_with_kvcache(
     Raises AssertionError for a cache whose last stride is not 1, RuntimeError for other malformed input.
     """
     check_kinds(("q", "k_cache", "v_cache"), (q, k_cache, v_cache))
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        assert cache.stride(-1) == 1, f"{name} must have a contiguous last dimension, got strides {cache.stride()}"
+    check_caches(k_cache, v_cache)
     left, right = window_bounds(window_size)
     out, softmax_lse = _attention_with_kvcache(
         q,

@@ -27,7 +27,7 @@ def torch_release(version: str) -> str:
     """The part of a torch version that a binding is built for: "2.13" of "2.13.0+cpu", "1.13" of "1.13.0a0"."""
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None:
-        raise ImportError(f"torch.__version__ is {version!r}, which does not start with a release number such as 2.13.")
+        raise ImportError(f"torch.__version__ is {version!r}; it must start with a release number such as 2.13.")
     return f"{match[1]}.{match[2]}"
 
 

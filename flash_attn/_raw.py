@@ -43,7 +43,7 @@ def _get_block_size_n(device, head_dim: int, is_dropout: bool, is_causal: bool) 
     Ours holds exp(score - maximum of the whole row) whatever the arguments, so one block is longer than any row.
     Accepts head_dim to 576, where upstream stops at 256.
     """
-    assert head_dim <= MAX_HEAD_DIM, f"head_dim is {head_dim}; at most {MAX_HEAD_DIM} is supported."
+    assert head_dim <= MAX_HEAD_DIM, f"head_dim is {head_dim}; it must be at most {MAX_HEAD_DIM}."
     return 2**31 - 1
 
 

@@ -58,7 +58,7 @@ class IndexFirstAxisResidual(torch.autograd.Function):
 
 
 def _check_rows(name, rows):
-    assert rows.dim() >= 2, f"{name} has shape {tuple(rows.shape)}; at least two dims are needed."
+    assert rows.dim() >= 2, f"{name} has shape {tuple(rows.shape)}; it must have at least two dims."
 
 
 index_first_axis = IndexFirstAxis.apply

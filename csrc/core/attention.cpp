@@ -68,13 +68,24 @@ void apply_rotary(const RotaryArgs& args, const Executor& executor) {
   choose_backend(problem.device, nullptr).rotate(problem, executor);
 }
 
-Explanation explain(const AttentionProblem& request, Pass pass, const Executor& executor) {
-  const Problem problem = validate(request);
+namespace {
+
+Explanation explain(const Problem& problem, Pass pass, const Executor& executor) {
   std::vector<std::string> reasons;
   const Backend& backend = choose_backend(problem.device, &reasons);
   Explanation explanation = backend.explain(problem, pass, executor);
   explanation.reasons.insert(explanation.reasons.begin(), reasons.begin(), reasons.end());
   return explanation;
+}
+
+}  // namespace
+
+Explanation explain(const AttentionProblem& request, Pass pass, const Executor& executor) {
+  return explain(validate(request), pass, executor);
+}
+
+Explanation explain(const CacheArgs& args, const Executor& executor) {
+  return explain(validate_inputs(args).forward.problem, Pass::forward, executor);
 }
 
 }  // namespace flash_attn

@@ -37,7 +37,8 @@ void read_versioned(Struct& known, const void* given, std::size_t size, const ch
 
 template <class Struct>
 Struct read(const Struct* given, void (*init)(Struct*), const char* name) {
-  if (!given) throw Error(std::string("flash_attn: ") + name + " is NULL");
+  if (!given)
+    throw Error(std::string("flash_attn: ") + name + " is NULL; pass a struct that its _init function has filled");
   Struct known;
   init(&known);
   read_versioned(known, given, given->struct_size, name);
@@ -50,7 +51,8 @@ TensorView view(const flash_attn_tensor& t, const char* name) {
   if (t.ndim < 0 || t.ndim > 4)
     throw Error(std::string("flash_attn: ") + name + ".ndim must be from 0 to 4, got " + std::to_string(t.ndim));
   if (t.dtype < FLASH_ATTN_F16 || t.dtype > FLASH_ATTN_BOOL)
-    throw Error(std::string("flash_attn: ") + name + ".dtype must be a flash_attn_dtype, got " +
+    throw Error(std::string("flash_attn: ") + name +
+                ".dtype must be a flash_attn_dtype (FLASH_ATTN_F16 to FLASH_ATTN_BOOL), got " +
                 std::to_string(t.dtype));
   result.data = t.data;
   result.dtype = static_cast<DType>(t.dtype);
@@ -63,7 +65,9 @@ TensorView view(const flash_attn_tensor& t, const char* name) {
                   std::to_string(t.sizes[d]));
     elements *= t.sizes[d];
   }
-  if (!t.data && elements > 0) throw Error(std::string("flash_attn: ") + name + ".data is NULL");
+  if (!t.data && elements > 0)
+    throw Error(std::string("flash_attn: ") + name +
+                ".data is NULL; set it, or ndim to 0 for a tensor that is not given");
   return result;
 }
 
@@ -94,7 +98,7 @@ Executor executor_of(const flash_attn_executor* given) {
     throw Error(std::string("flash_attn: executor.num_threads must be at least 1, got ") +
                 std::to_string(e.num_threads));
   if (!e.run && e.num_threads > 1)
-    throw Error("flash_attn: executor.run is NULL; it is needed for more than one thread");
+    throw Error("flash_attn: executor.run is NULL; it is needed for more than one thread: set it, or num_threads to 1");
   return {e.num_threads, e.run, e.context, {}};
 }
 

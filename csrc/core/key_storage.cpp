@@ -50,7 +50,8 @@ void check_length(const AttentionProblem& r, const KeyNames& names, const Proble
     if (p.storage.pages)
       fail(what, more, " need ", used, " slots in sequence ", b, ", but block_table has ", r.block_table.sizes[1],
            " pages of ", p.storage.page_size, " for it; give it more pages");
-    fail(what, more, " need ", used, " slots in sequence ", b, ", but ", names.k, " has ", slots, " for it");
+    fail(what, more, " need ", used, " slots in sequence ", b, ", but ", names.k, " has ", slots, " for it; make ",
+         names.k, " longer, or the sequence shorter");
   }
   if (p.varlen && p.storage.used && used > p.Sk)
     fail("max_seqlen_k must be at least the longest sequence, got ", p.Sk, " but ", names.used, "[", b, "] = ", used);
@@ -103,8 +104,12 @@ void resolve_rotary(const CacheArgs& args, CacheProblem& c) {
   if (!cos.given() && !sin.given()) return;
   const Problem& p = c.forward.problem;
   if (!cos.given() || !sin.given())
-    fail("rotary_cos and rotary_sin come together, got only ", cos.given() ? "rotary_cos" : "rotary_sin");
-  if (!args.k_new.given()) fail("rotary_cos was given without k; rotation is for appended keys and their queries");
+    fail("rotary_cos and rotary_sin come together, got only ", cos.given() ? "rotary_cos" : "rotary_sin",
+         "; pass both, or neither");
+  if (!args.k_new.given())
+    fail(
+        "rotary_cos was given without k; rotation is for appended keys and their queries: pass k and v, or neither "
+        "table");
   for (const auto& [name, t] : {std::pair("rotary_cos", &cos), std::pair("rotary_sin", &sin)}) {
     check_dtype(name, *t, p.dtype, " (that of q)");
     check_contiguous(name, *t);
@@ -112,12 +117,13 @@ void resolve_rotary(const CacheArgs& args, CacheProblem& c) {
   c.rotary = resolve_rotary_tables("rotary_cos", cos, "rotary_sin", sin, p.D);
   c.rotary.interleaved = args.rotary_interleaved;
   if (cos.sizes[0] < p.Sk)
-    fail("rotary_cos must have a position for each of the ", p.Sk, " slots of the cache, got ", cos.sizes[0]);
+    fail("rotary_cos must have a position for each of the ", p.Sk, " slots of the cache, got ", cos.sizes[0],
+         "; make both tables longer");
   c.position_per_row = p.window_left >= 0 || p.window_right >= 0;
   for (index_t b = 0; p.device == Device::cpu && c.position_per_row && b < p.B; ++b)
     if (p.storage.used[b] + p.Sq > cos.sizes[0])
       fail("rotary_cos must have a position for each row of q, from cache_seqlens[", b, "] = ", p.storage.used[b],
-           " on for Sq = ", p.Sq, " rows, got ", cos.sizes[0]);
+           " on for Sq = ", p.Sq, " rows, got ", cos.sizes[0], "; make both tables longer");
 }
 
 }  // namespace
@@ -128,25 +134,32 @@ void resolve_key_storage(const AttentionProblem& r, const KeyNames& names, index
   p.storage.leftpad = per_sequence(names.leftpad, r.leftpad_k, p);
   p.storage.batch_index = per_sequence("cache_batch_idx", r.cache_batch_idx, p);
   p.storage.appended = appended;
-  if (p.varlen && p.storage.batch_index) fail("cache_batch_idx was given with cu_seqlens; it is for dense caches");
+  if (p.varlen && p.storage.batch_index)
+    fail("cache_batch_idx was given with cu_seqlens; it is for dense caches, so pass None");
   if (r.num_splits < 0 || r.num_splits > 128) fail("num_splits must be from 0 to 128, got ", r.num_splits);
   p.num_splits = static_cast<int>(r.num_splits);
   if (p.device == Device::cpu) check_contents(r, names, p);
 }
 
-CacheProblem validate(const CacheArgs& args) {
+CacheProblem validate_inputs(const CacheArgs& args) {
   const TensorView& k = args.k_new;
-  if (k.given() != args.v_new.given()) fail("k and v come together, got only ", k.given() ? "k" : "v");
+  if (k.given() != args.v_new.given())
+    fail("k and v come together, got only ", k.given() ? "k" : "v", "; pass both, or neither");
   if (k.given() && !args.problem.seqused_k.given())
-    fail("cache_seqlens is missing; it says where k and v are appended");
+    fail("cache_seqlens is missing; it says where k and v are appended: pass it as int32 of shape (B,)");
   if (k.given() && k.ndim != 4) fail("k must have 4 dimensions (B, Snew, Hk, D), got shape ", shape_of(k));
   if (args.problem.cu_seqlens_q.given() || args.problem.cu_seqlens_k.given())
-    fail("cu_seqlens were given; a call with a cache takes dense q (B, Sq, H, D)");
+    fail("cu_seqlens were given; a call with a cache takes dense q (B, Sq, H, D), so leave them out");
   CacheProblem c;
   c.forward.problem = resolve_problem(args.problem, kCacheNames, k.given() ? k.sizes[1] : 0);
-  resolve_results({args.problem, args.out, args.lse, {}}, c.forward);
   resolve_new_keys(args, c);
   resolve_rotary(args, c);
+  return c;
+}
+
+CacheProblem validate(const CacheArgs& args) {
+  CacheProblem c = validate_inputs(args);
+  resolve_results({args.problem, args.out, args.lse, {}}, c.forward);
   return c;
 }
 

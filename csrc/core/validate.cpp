@@ -216,7 +216,8 @@ void resolve_results(const ForwardArgs& args, ForwardProblem& f) {
   f.out = operand(args.out);
   f.lse = args.lse.data;
   if (args.s_dmask.given()) {
-    if (args.problem.dropout_p == 0.0) fail("S_dmask (return_softmax) is only supported when dropout_p > 0");
+    if (args.problem.dropout_p == 0.0)
+      fail("S_dmask (return_softmax) needs dropout_p > 0, got dropout_p = 0; leave it out");
     check_dtype("S_dmask", args.s_dmask, p.dtype, " (that of q)");
     check_shape("S_dmask", args.s_dmask, {p.B, p.H, p.Sq, p.Sk}, "(B, H, Sq, Sk)");
     check_contiguous("S_dmask", args.s_dmask);

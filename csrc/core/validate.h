@@ -10,6 +10,8 @@ namespace flash_attn {
 Problem validate(const AttentionProblem& request);
 ForwardProblem validate(const ForwardArgs& args);
 CacheProblem validate(const CacheArgs& args);
+/// Everything but the results, which stay unset.
+CacheProblem validate_inputs(const CacheArgs& args);
 BackwardProblem validate(const BackwardArgs& args);
 
 /// Contents of cumulative lengths, which the host can read: from 0, not decreasing, up to `total` rows of the tensor

@@ -9,7 +9,9 @@
 
 namespace flash_attn::torch_binding {
 
-ForwardResult forward_with_cache(const CacheCall& cache, const at::Tensor& out) {
+namespace {
+
+CacheArgs inputs_of(const CacheCall& cache) {
   const Call& call = cache.call;
   const at::Device device = call.q.device();
   CacheArgs args;
@@ -19,6 +21,26 @@ ForwardResult forward_with_cache(const CacheCall& cache, const at::Tensor& out) 
   args.rotary_cos = view(cache.rotary_cos, "rotary_cos", device);
   args.rotary_sin = view(cache.rotary_sin, "rotary_sin", device);
   args.rotary_interleaved = cache.rotary_interleaved;
+  return args;
+}
+
+}  // namespace
+
+Explanation explain(const CacheCall& cache) {
+  return calling_core([&] { return flash_attn::explain(inputs_of(cache), executor_for(cache.call.q.device())); });
+}
+
+CacheCall with_contiguous_rows(CacheCall cache) {
+  cache.call.q = contiguous_rows(cache.call.q);
+  cache.k_new = contiguous_rows(cache.k_new);
+  cache.v_new = contiguous_rows(cache.v_new);
+  return cache;
+}
+
+ForwardResult forward_with_cache(const CacheCall& cache, const at::Tensor& out) {
+  const Call& call = cache.call;
+  const at::Device device = call.q.device();
+  CacheArgs args = inputs_of(cache);
   const ForwardResult result = allocate_forward(call, out);
   args.out = view(result.out, "out", device);
   args.lse = view(result.softmax_lse, "softmax_lse", device);
@@ -51,13 +73,8 @@ CacheCall read_cache_call(const Arguments& arguments) {
   return cache;
 }
 
-/// The caches are never copied, the other tensors where their last stride is not 1.
 void kvcache_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  CacheCall cache = read_cache_call(Arguments(op, *stack));
-  cache.call.q = contiguous_rows(cache.call.q);
-  cache.k_new = contiguous_rows(cache.k_new);
-  cache.v_new = contiguous_rows(cache.v_new);
-  const auto result = forward_with_cache(cache);
+  const auto result = forward_with_cache(with_contiguous_rows(read_cache_call(Arguments(op, *stack))));
   reply(stack, op, result.out, result.softmax_lse);
 }
 

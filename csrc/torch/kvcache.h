@@ -15,4 +15,9 @@ struct CacheCall {
 /// Appends in place, then attends; `out` is allocated if undefined. No autograd. s_dmask stays undefined.
 ForwardResult forward_with_cache(const CacheCall& cache, const at::Tensor& out = {});
 
+/// The caches are never copied; the other tensors are where their last stride is not 1.
+CacheCall with_contiguous_rows(CacheCall cache);
+
+Explanation explain(const CacheCall& cache);
+
 }  // namespace flash_attn::torch_binding

@@ -131,16 +131,15 @@ Tensors varlen_bwd(const at::Tensor& dout, const at::Tensor& q, const at::Tensor
   return run_backward(call, {dout, out, softmax_lse, {}}, dq_, dk_, dv_, rng_state);
 }
 
-/// Returns [out, softmax_lse].
-Tensors fwd_kvcache(const at::Tensor& q, const at::Tensor& kcache, const at::Tensor& vcache, const OptionalTensor& k_,
-                    const OptionalTensor& v_, const OptionalTensor& seqlens_k_, const OptionalTensor& rotary_cos_,
-                    const OptionalTensor& rotary_sin_, const OptionalTensor& cache_batch_idx_,
-                    const OptionalTensor& leftpad_k_, const OptionalTensor& block_table_,
-                    const OptionalTensor& alibi_slopes_, const OptionalTensor& out_, double softmax_scale,
-                    bool is_causal, std::int64_t window_size_left, std::int64_t window_size_right, double softcap,
-                    bool is_rotary_interleaved, std::int64_t num_splits) {
-  py::gil_scoped_release no_gil;
-  RECORD_FUNCTION("flash_attn_2_cuda::fwd_kvcache", {});
+/// `run` on the cache call of these arguments and out_.
+template <auto run>
+auto with_cache(const at::Tensor& q, const at::Tensor& kcache, const at::Tensor& vcache, const OptionalTensor& k_,
+                const OptionalTensor& v_, const OptionalTensor& seqlens_k_, const OptionalTensor& rotary_cos_,
+                const OptionalTensor& rotary_sin_, const OptionalTensor& cache_batch_idx_,
+                const OptionalTensor& leftpad_k_, const OptionalTensor& block_table_,
+                const OptionalTensor& alibi_slopes_, const OptionalTensor& out_, double softmax_scale, bool is_causal,
+                std::int64_t window_size_left, std::int64_t window_size_right, double softcap,
+                bool is_rotary_interleaved, std::int64_t num_splits) {
   CacheCall cache;
   cache.call = make_call(q, kcache, vcache, alibi_slopes_,
                          {0.0, softmax_scale, is_causal, window_size_left, window_size_right, softcap});
@@ -150,8 +149,29 @@ Tensors fwd_kvcache(const at::Tensor& q, const at::Tensor& kcache, const at::Ten
   cache.k_new = tensor_or_none(k_), cache.v_new = tensor_or_none(v_);
   cache.rotary_cos = tensor_or_none(rotary_cos_), cache.rotary_sin = tensor_or_none(rotary_sin_);
   cache.rotary_interleaved = is_rotary_interleaved;
-  const auto result = forward_with_cache(cache, tensor_or_none(out_));
+  return run(cache, tensor_or_none(out_));
+}
+
+/// Returns [out, softmax_lse].
+Tensors fwd_kvcache(const CacheCall& cache, const at::Tensor& out) {
+  py::gil_scoped_release no_gil;
+  RECORD_FUNCTION("flash_attn_2_cuda::fwd_kvcache", {});
+  const auto result = forward_with_cache(cache, out);
   return {result.out, result.softmax_lse};
+}
+
+py::dict as_dict(const Explanation& explanation) {
+  py::dict result;
+  result["backend"] = explanation.backend;
+  result["kernel"] = explanation.kernel;
+  result["instruction_set"] = explanation.instruction_set;
+  result["tile"] = explanation.tile;
+  result["reasons"] = explanation.reasons;
+  return result;
+}
+
+py::dict explain_kvcache(const CacheCall& cache, const at::Tensor& /*out*/) {
+  return as_dict(explain(with_contiguous_rows(cache)));
 }
 
 py::dict explain_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& cu_seqlens_q,
@@ -160,8 +180,7 @@ py::dict explain_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor
                       std::int64_t window_size_right, double softcap, const OptionalTensor& alibi_slopes,
                       const OptionalTensor& attn_bias, const OptionalTensor& attn_mask,
                       const OptionalTensor& learnable_sink, const OptionalTensor& key_begin,
-                      const OptionalTensor& key_end, const OptionalTensor& block_table,
-                      const OptionalTensor& cache_batch_idx, const OptionalTensor& seqused_k,
+                      const OptionalTensor& key_end, const OptionalTensor& block_table, const OptionalTensor& seqused_k,
                       const OptionalTensor& leftpad_k, bool backward_pass) {
   Call call = make_call(q, k, v, alibi_slopes,
                         {dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap});
@@ -169,16 +188,9 @@ py::dict explain_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   call.attn_bias = tensor_or_none(attn_bias), call.attn_mask = tensor_or_none(attn_mask);
   call.learnable_sink = tensor_or_none(learnable_sink);
   call.key_begin = tensor_or_none(key_begin), call.key_end = tensor_or_none(key_end);
-  call.block_table = tensor_or_none(block_table), call.cache_batch_idx = tensor_or_none(cache_batch_idx);
+  call.block_table = tensor_or_none(block_table);
   call.seqused_k = tensor_or_none(seqused_k), call.leftpad_k = tensor_or_none(leftpad_k);
-  const auto explanation = explain(call, backward_pass ? Pass::backward : Pass::forward);
-  py::dict result;
-  result["backend"] = explanation.backend;
-  result["kernel"] = explanation.kernel;
-  result["instruction_set"] = explanation.instruction_set;
-  result["tile"] = explanation.tile;
-  result["reasons"] = explanation.reasons;
-  return result;
+  return as_dict(explain(call, backward_pass ? Pass::backward : Pass::forward));
 }
 
 /// Waits for the lengths to be in host memory and checks them there.
@@ -227,18 +239,21 @@ PYBIND11_MODULE(flash_attn_2_cuda, m) {
         arg("cu_seqlens_k"), arg("alibi_slopes_"), arg("max_seqlen_q"), arg("max_seqlen_k"), arg("p_dropout"),
         arg("softmax_scale"), arg("zero_tensors"), arg("is_causal"), arg("window_size_left"), arg("window_size_right"),
         arg("softcap"), arg("deterministic"), arg("gen_"), arg("rng_state"));
-  m.def("fwd_kvcache", &fwd_kvcache, "Forward pass over a cache, appending to it first: [out, softmax_lse].", arg("q"),
-        arg("kcache"), arg("vcache"), arg("k_"), arg("v_"), arg("seqlens_k_"), arg("rotary_cos_"), arg("rotary_sin_"),
-        arg("cache_batch_idx_"), arg("leftpad_k_"), arg("block_table_"), arg("alibi_slopes_"), arg("out_"),
-        arg("softmax_scale"), arg("is_causal"), arg("window_size_left"), arg("window_size_right"), arg("softcap"),
-        arg("is_rotary_interleaved"), arg("num_splits"));
-
+  const auto define_with_cache = [&](const char* name, auto function, const char* doc) {
+    m.def(name, function, doc, arg("q"), arg("kcache"), arg("vcache"), arg("k_"), arg("v_"), arg("seqlens_k_"),
+          arg("rotary_cos_"), arg("rotary_sin_"), arg("cache_batch_idx_"), arg("leftpad_k_"), arg("block_table_"),
+          arg("alibi_slopes_"), arg("out_"), arg("softmax_scale"), arg("is_causal"), arg("window_size_left"),
+          arg("window_size_right"), arg("softcap"), arg("is_rotary_interleaved"), arg("num_splits"));
+  };
+  define_with_cache("fwd_kvcache", &with_cache<fwd_kvcache>,
+                    "Forward pass over a cache, appending to it first: [out, softmax_lse].");
+  define_with_cache("_explain_kvcache", &with_cache<explain_kvcache>, "As _explain, of fwd_kvcache.");
   m.def("_explain", &explain_call, "Backend, kernel, instruction_set, tile and reasons of a call, without running it.",
         arg("q"), arg("k"), arg("v"), arg("cu_seqlens_q"), arg("cu_seqlens_k"), arg("max_seqlen_q"),
         arg("max_seqlen_k"), arg("dropout_p"), arg("softmax_scale"), arg("causal"), arg("window_size_left"),
         arg("window_size_right"), arg("softcap"), arg("alibi_slopes"), arg("attn_bias"), arg("attn_mask"),
-        arg("learnable_sink"), arg("key_begin"), arg("key_end"), arg("block_table"), arg("cache_batch_idx"),
-        arg("seqused_k"), arg("leftpad_k"), arg("backward") = false);
+        arg("learnable_sink"), arg("key_begin"), arg("key_end"), arg("block_table"), arg("seqused_k"), arg("leftpad_k"),
+        arg("backward") = false);
   m.def("_check_lengths", &check_lengths, "Raises RuntimeError when cu_seqlens do not describe `rows` packed rows.",
         arg("cu_seqlens"), arg("queries"), arg("rows"), arg("max_seqlen"));
   m.def("_force_cpu_isa", &force_cpu_instruction_set,

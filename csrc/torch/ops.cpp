@@ -225,7 +225,8 @@ std::vector<at::Tensor> allocate_results(const Arguments& arguments, const Call&
   auto buffers = allocate_gradients(call, read_packing(arguments), grads);
   const auto add = [&](bool wanted, const at::Tensor& of, const char* name, at::Tensor& grad) {
     if (!wanted) return;
-    TORCH_CHECK(of.defined(), "flash_attn: the gradient of ", name, " is asked for, but ", name, " is None");
+    TORCH_CHECK(of.defined(), "flash_attn: the gradient of ", name, " is asked for, but ", name,
+                " is None; pass it, or do not ask for its gradient");
     buffers.push_back(grad = at::empty_symint(of.sym_sizes(), of.options()));
   };
   add(arguments["bias_gradient"].toBool(), call.attn_bias, "attn_bias", grads.dbias);

@@ -27,7 +27,9 @@ def rotate_half(x, interleaved=False):
 def apply_rotary_emb_torch(x, cos, sin, interleaved=False):
     """`apply_rotary_emb` in plain torch, in the dtype of its arguments: x (B,S,H,D), tables (S,R/2) or (B,S,R/2)."""
     rotary_dim = 2 * cos.shape[-1]
-    assert rotary_dim <= x.shape[-1], f"cos turns {rotary_dim} channels and x has head dim {x.shape[-1]}."
+    assert rotary_dim <= x.shape[-1], (
+        f"cos turns {rotary_dim} channels and x has head dim {x.shape[-1]}; shorten the tables."
+    )
 
     def per_channel(table):
         table = table.repeat_interleave(2, dim=-1) if interleaved else torch.cat((table, table), dim=-1)

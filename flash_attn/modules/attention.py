@@ -31,9 +31,11 @@ def get_alibi_slopes(nheads):
 
 def _check_packed(cu_seqlens, max_seqlen, suffix=""):
     assert cu_seqlens is not None and cu_seqlens.dtype == torch.int32, (
-        f"cu_seqlens{suffix} is {None if cu_seqlens is None else cu_seqlens.dtype}; int32 (B+1) is needed."
+        f"cu_seqlens{suffix} is {None if cu_seqlens is None else cu_seqlens.dtype}; it must be int32 (B+1)."
     )
-    assert max_seqlen is not None, f"cu_seqlens{suffix} was given without max_seqlen{suffix}."
+    assert max_seqlen is not None, (
+        f"cu_seqlens{suffix} was given without max_seqlen{suffix}; pass the longest sequence's length."
+    )
 
 
 class _FlashAttention(nn.Module):

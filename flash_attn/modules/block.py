@@ -48,7 +48,7 @@ def _mark(norms, sequence_parallel, mark_shared_params):
 def _check_fused(norm, dropout):
     assert isinstance(norm, (nn.LayerNorm, RMSNorm)) and isinstance(dropout, nn.Dropout), (
         f"fused_dropout_add_ln needs nn.LayerNorm or RMSNorm and nn.Dropout, not {type(norm).__name__} and "
-        f"{type(dropout).__name__}."
+        f"{type(dropout).__name__}; pass those, or fused_dropout_add_ln=False."
     )
 
 
@@ -84,7 +84,7 @@ class Block(nn.Module):
         mark_shared_params=False,
     ):
         super().__init__()
-        assert prenorm or not residual_in_fp32, "residual_in_fp32 needs prenorm=True."
+        assert prenorm or not residual_in_fp32, "residual_in_fp32 needs prenorm=True; pass both, or neither."
         self.prenorm = prenorm
         self.fused_dropout_add_ln = fused_dropout_add_ln
         self.return_residual = return_residual
@@ -146,7 +146,9 @@ class Block(nn.Module):
         if mixer_subset is not None:
             mixer_kwargs["mixer_subset"] = mixer_subset
         if not self.prenorm:
-            assert residual is None, "residual was given; without prenorm a block takes and returns hidden states only."
+            assert residual is None, (
+                "residual was given; without prenorm a block takes and returns hidden states only: pass None."
+            )
             return self._post_norm(hidden_states, mixer_kwargs)
         hidden_states, residual = self._add_norm(hidden_states, residual, self.norm1, self.dropout1, self.drop_path1)
         hidden_states = self.mixer(hidden_states, **mixer_kwargs)
@@ -210,7 +212,7 @@ class ParallelBlock(nn.Module):
             _check_fused(self.norm1, self.dropout1)
             assert resid_dropout1 == resid_dropout2, (
                 f"resid_dropout1 is {resid_dropout1} and resid_dropout2 {resid_dropout2}; fused_dropout_add_ln drops "
-                "both branches with one probability."
+                "both branches with one probability: pass equal ones."
             )
         _mark(norms, sequence_parallel, mark_shared_params)
 

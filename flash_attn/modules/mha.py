@@ -69,8 +69,10 @@ class _MultiHead(nn.Module):
         device,
     ):
         """heads, heads_kv: of this rank. rotary: (dim, base, scale_base, interleaved)."""
-        assert use_flash_attn or not use_alibi, "use_alibi needs use_flash_attn=True."
-        assert use_flash_attn or tuple(window_size) == (-1, -1), "window_size needs use_flash_attn=True."
+        assert use_flash_attn or not use_alibi, "use_alibi needs use_flash_attn=True; pass both, or neither."
+        assert use_flash_attn or tuple(window_size) == (-1, -1), (
+            f"window_size is {window_size}; without use_flash_attn=True it must be (-1, -1)."
+        )
         self.causal = causal
         self.layer_idx = layer_idx
         self.use_flash_attn = use_flash_attn
@@ -145,7 +147,9 @@ class _MultiHead(nn.Module):
         if inference_params.seqlen_offset == 0:
             return self.inner_cross_attn(q, self._update_kv_cache(kv, inference_params))
         if not self.use_flash_attn:
-            assert inference_params.lengths_per_sample is None, "lengths_per_sample needs use_flash_attn=True."
+            assert inference_params.lengths_per_sample is None, (
+                "lengths_per_sample needs use_flash_attn=True; build the module with it, or leave them None."
+            )
             return self.inner_cross_attn(q, self._update_kv_cache(kv, inference_params))
         inner = self.inner_cross_attn
         rows = _cache_rows(inference_params, q.shape[0])
@@ -209,7 +213,9 @@ class MHA(_MultiHead):
         num_heads_kv = num_heads if num_heads_kv is None else num_heads_kv
         assert num_heads % num_heads_kv == 0, f"num_heads is {num_heads}; num_heads_kv, {num_heads_kv}, must divide it."
         assert embed_dim % num_heads == 0, f"embed_dim is {embed_dim}; num_heads, {num_heads}, must divide it."
-        assert not (cross_attn and rotary_emb_dim > 0), "rotary_emb_dim was given; with cross_attn it must be 0."
+        assert not (cross_attn and rotary_emb_dim > 0), (
+            f"rotary_emb_dim is {rotary_emb_dim}; with cross_attn it must be 0."
+        )
         self.embed_dim = embed_dim
         self.num_heads, self.num_heads_kv = num_heads, num_heads_kv
         self.head_dim = embed_dim // num_heads
@@ -239,7 +245,9 @@ class MHA(_MultiHead):
             q = self.Wq(x if mixer_subset is None else x[:, mixer_subset])
             kv = self.Wkv(x if x_kv is None else x_kv)
         else:
-            assert x_kv is None and mixer_subset is None, "x_kv and mixer_subset need cross_attn=True."
+            assert x_kv is None and mixer_subset is None, (
+                "x_kv and mixer_subset need cross_attn=True; build the module with it, or pass None."
+            )
             qkv = self.Wqkv(x)
             if not self.dwconv:
                 return self._split(qkv)
@@ -271,16 +279,20 @@ class MHA(_MultiHead):
         kwargs: for the inner attention, such as cu_seqlens_k and max_seqlen_k.
         """
         if cu_seqlens is not None:
-            assert self.use_flash_attn, "cu_seqlens needs use_flash_attn=True."
-            assert max_seqlen is not None, "cu_seqlens was given without max_seqlen."
-            assert not self.dwconv and self.rotary_emb_dim == 0, "cu_seqlens does not go with dwconv or rotary_emb_dim."
+            assert self.use_flash_attn, "cu_seqlens needs use_flash_attn=True; pass key_padding_mask, or build it so."
+            assert max_seqlen is not None, (
+                "cu_seqlens was given without max_seqlen; pass the longest sequence's length."
+            )
+            assert not self.dwconv and self.rotary_emb_dim == 0, (
+                "cu_seqlens does not go with dwconv or rotary_emb_dim; pass a padded batch to such a module."
+            )
         if key_padding_mask is not None:
             assert not self.use_flash_attn, (
                 "key_padding_mask needs use_flash_attn=False; pack the batch with cu_seqlens."
             )
         if inference_params is not None:
             assert key_padding_mask is None and cu_seqlens is None and not self.dwconv, (
-                "inference_params does not go with key_padding_mask, cu_seqlens or dwconv."
+                "inference_params does not go with key_padding_mask, cu_seqlens or dwconv; leave those out."
             )
         tensors = self._project(x, x_kv, mixer_subset)
         if not self.use_flash_attn:

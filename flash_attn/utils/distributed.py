@@ -33,7 +33,9 @@ def all_gather_raw(input_: Tensor, process_group: ProcessGroup, async_op: bool =
 def reduce_scatter_raw(input_: Tensor, process_group: ProcessGroup, async_op: bool = False):
     """(W*n,...) -> (n,...): this rank's part of the sum over ranks."""
     rows, world_size = input_.shape[0], dist.get_world_size(process_group)
-    assert rows % world_size == 0, f"input_ has {rows} rows, which {world_size} ranks cannot share equally."
+    assert rows % world_size == 0, (
+        f"input_ has {rows} rows, which {world_size} ranks cannot share equally; pad it to a multiple of them."
+    )
     output = input_.new_empty(rows // world_size, *input_.shape[1:])
     return output, _reduce_scatter_into(output, input_.contiguous(), group=process_group, async_op=async_op)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from test_kvcache import PLAIN, make_call
 
-from flash_attn import flash_attn_with_kvcache
+from flash_attn import explain, flash_attn_with_kvcache
 
 pytestmark = pytest.mark.second_torch
 ROWS = {**PLAIN, "Sq": 3, "new": 3, "rotary": "interleaved"}
@@ -77,14 +79,26 @@ def test_bad_calls_leave_the_caches_alone(name):
         assert torch.equal(x.view(torch.int32), y.view(torch.int32))
 
 
+@pytest.mark.parametrize("name", BAD)
+def test_explain_raises_the_same(name):
+    row, change, _ = BAD[name]
+    arguments = {**make_call(row).arguments(), **change(make_call(row))}
+    with pytest.raises(RuntimeError) as from_call:
+        flash_attn_with_kvcache(**arguments)
+    with pytest.raises(RuntimeError) as from_explain:
+        explain(flash_attn_with_kvcache, **arguments)
+    assert str(from_explain.value) == str(from_call.value)
+
+
 @pytest.mark.parametrize("name", ["k_cache", "v_cache"])
 def test_caches_are_never_copied(name):
     """A cache that could not be written in place is refused, as upstream does."""
     call = make_call(PLAIN)
     cache = getattr(call, name)
     strided = torch.stack((cache, cache), -1).flatten(-2)[..., ::2]
-    with pytest.raises(AssertionError, match=name):
-        flash_attn_with_kvcache(**{**call.arguments(), name: strided})
+    for function in (flash_attn_with_kvcache, partial(explain, flash_attn_with_kvcache)):
+        with pytest.raises(AssertionError, match=name):
+            function(**{**call.arguments(), name: strided})
 
 
 @pytest.mark.parametrize("extra", (0, 1))

@@ -212,7 +212,7 @@ def test_explain_refuses_what_the_call_refuses():
         flash_attn.explain(torch.nn.functional.softmax, q)
     with pytest.raises(TypeError, match="colour"):
         flash_attn.explain(q, k, v, colour=1)
-    with pytest.raises(RuntimeError, match="need 10 slots"):
+    with pytest.raises(RuntimeError, match="cache_seqlens need 10 slots"):
         flash_attn.explain(interface.flash_attn_with_kvcache, q, k, v, cache_seqlens=10)
     with pytest.raises(RuntimeError, match="num_pages"):
         flash_attn.explain(*varlen(), block_table=torch.zeros(2, 1, dtype=torch.int32))

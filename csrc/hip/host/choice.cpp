@@ -52,7 +52,8 @@ Target target_kind(const std::string& target) {
   if (target == "gfx1200" || target == "gfx1201") return Target::rdna4;
   if (target.rfind("sm_", 0) == 0 && std::atoi(target.c_str() + 3) >= 80) return Target::cuda;
   throw NotSupported("flash_attn: there are no kernels for the GPU " + target +
-                     "; kernels exist for gfx942, gfx1200, gfx1201 and sm_80 or later; " + embedded_list());
+                     "; kernels exist for gfx942, gfx1200, gfx1201 and sm_80 or later; " + embedded_list() +
+                     ". Move the tensors to the CPU");
 }
 
 VariantChoice choose_variant(const Problem& p, bool regular) {

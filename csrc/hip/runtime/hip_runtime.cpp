@@ -42,7 +42,8 @@ class HipRuntime final : public GpuRuntime {
           std::string("asking for the properties of GPU ") + std::to_string(device));
     const auto at = bytes.rfind("gfx");
     if (at == std::string::npos)
-      throw Error("flash_attn: " + description() + " does not tell the architecture of GPU " + std::to_string(device));
+      throw Error("flash_attn: " + description() + " does not tell the architecture of GPU " + std::to_string(device) +
+                  "; update ROCm, or move the tensors to the CPU");
     std::size_t end = at + 3;
     while (std::isalnum(static_cast<unsigned char>(bytes[end]))) ++end;
     return bytes.substr(at, end - at);

@@ -171,6 +171,8 @@ struct Explanation {
 enum class Pass : std::uint8_t { forward, backward };
 /// A problem on a GPU needs the executor's queue: kernels differ between targets.
 FLASH_ATTN_API Explanation explain(const AttentionProblem& problem, Pass pass, const Executor& executor = {});
+/// Of attention_with_cache; out and lse need not be set.
+FLASH_ATTN_API Explanation explain(const CacheArgs& args, const Executor& executor = {});
 
 /// Names of the CPU instruction sets that this build has and this machine can execute, best first.
 FLASH_ATTN_API std::vector<std::string> cpu_instruction_sets();

@@ -78,7 +78,7 @@ def _split_offset(seqlen_offsets):
 def _check(x, cos, sin, offset, offsets, cu_seqlens, max_seqlen):
     dims, layout = (4, "(B,S,H,D)") if cu_seqlens is None else (3, "(T,H,D), as cu_seqlens is given")
     assert x.dim() == dims, f"x has shape {tuple(x.shape)}; it must be {layout}."
-    assert x.is_floating_point(), f"x is {x.dtype}; a floating-point dtype is needed."
+    assert x.is_floating_point(), f"x is {x.dtype}; it must have a floating-point dtype."
     assert cos.dim() == 2 and cos.shape == sin.shape, (
         f"cos has shape {tuple(cos.shape)} and sin {tuple(sin.shape)}; both must be (positions, rotary_dim / 2)."
     )

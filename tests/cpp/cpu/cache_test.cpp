@@ -118,5 +118,18 @@ TEST(Cache, BadCallsWriteNothing) {
   }
 }
 
+TEST(Cache, IsExplainedWithoutResults) {
+  Cache c(DType::f32, 64);
+  c.args.out = {}, c.args.lse = {};
+  EXPECT_EQ(explain(c.args).backend, "cpu");
+  c.used[1] = -1;
+  try {
+    explain(c.args);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("cache_seqlens must not be negative"), std::string::npos) << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace flash_attn::testing
