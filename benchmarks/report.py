@@ -16,8 +16,6 @@ from problems import DIRECTIONS, PEERS
 
 import flash_attn
 
-MISSED = "BELOW"
-
 
 def processor(device):
     if device == "cuda":
@@ -70,8 +68,8 @@ def speed(row, seconds, scale=1.0):
 def verdict(row):
     if row.required is None:
         return "reported"
-    sign = "<=" if row.quantity == "cost" else ">="
-    return f"{sign} {row.required:<5.4g} {'ok' if row.met else MISSED}"
+    sign, missed = ("<=", "ABOVE") if row.quantity == "cost" else (">=", "BELOW")
+    return f"{sign} {row.required:<5.4g} {'ok' if row.met else missed}"
 
 
 def duration(seconds):
