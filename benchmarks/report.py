@@ -82,7 +82,10 @@ def line(row):
         peer = f"{duration(row.peer_median):>11}{speed(row, row.peer_median, row.scale):>14}"
         text += f"{peer}{row.value:>8.2f} {verdict(row):<17}"
     error = f"{row.error:>9.1e}" if row.error is not None else " " * 9
-    return f"{text}{error}  {row.instruction_set or '-'}; {row.peer if row.peer_seconds else 'none'}"
+    notes = [row.instruction_set or "-", row.peer if row.peer_seconds else "none"]
+    if row.aside_seconds:
+        notes.append(f"less {duration(statistics.median(row.aside_seconds))} for reading the bias")
+    return f"{text}{error}  {'; '.join(notes)}"
 
 
 def summary(rows):

@@ -9,7 +9,7 @@ import torch
 
 SHORTEST_SAMPLE = 0.01  # seconds; shorter calls are repeated within one sample
 LEAST_ROUNDS = 5
-LONG_ROUND = 10.0  # seconds; rounds that take longer are run twice only
+LONG_ROUND = 5.0  # seconds; rounds that take longer are run twice only
 
 
 def sample(call):
