@@ -7,6 +7,7 @@ Positions enter through ALiBi alone: head h lowers the score of a key by slope[h
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,22 @@ def plain_attention(q, k, v, slopes):
     return (scores.softmax(-1).to(v.dtype) @ v).transpose(1, 2)
 
 
-ATTENTION = {"flash": flash_attention, "plain": plain_attention}
+@lru_cache(maxsize=1)
+def alibi_mask(S, slopes, dtype, device):
+    """What SDPA adds to the scores: ALiBi, and -inf in the future; (1, H, S, S) in q's dtype. slopes: a tuple."""
+    position = torch.arange(S, device=device)
+    distance = position[:, None] - position
+    bias = -torch.tensor(slopes, device=device)[:, None, None] * distance
+    return bias.masked_fill(distance < 0, -math.inf).to(dtype)[None]
+
+
+def sdpa_attention(q, k, v, slopes):
+    """The same by torch's scaled_dot_product_attention, which takes ALiBi as a matrix; it is built once."""
+    mask = alibi_mask(q.shape[1], tuple(slopes.tolist()), q.dtype, q.device)
+    return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask).transpose(1, 2)
+
+
+ATTENTION = {"flash": flash_attention, "plain": plain_attention, "sdpa": sdpa_attention}
 
 
 class SelfAttention(nn.Module):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +53,7 @@ def test_plot_over_lengths(tmp_path):
 
 @needs_sdpa
 def test_fail_under():
-    rows = ("--rows", "fp32 D64 full forward")
+    rows = ("--suites=dense", "--rows", "fp32 D64 full forward")
     assert "below 1000.0x: fp32 D64 S256 full forward" in benchmark(*rows, "--fail-under", "1000", status=1)
     benchmark(*rows, "--fail-under", "0.0001")
 
@@ -60,11 +62,202 @@ def test_unknown_rows_say_so():
     assert "no row has these words" in benchmark("--against=none", "--rows", "fp8", status=1)
 
 
-def test_wrong_result_is_refused(monkeypatch):
-    """A row whose numbers are wrong must not be timed."""
-    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
-    import attention
+@needs_sdpa
+def test_every_cpu_suite_fills_the_documented_json(tmp_path, documented):
+    """Rows of each suite in one run: what README.md says of the file is what is in it, and the summary counts them."""
+    path = tmp_path / "times.json"
+    patterns = ["area fp32 D64 forward", "dims fp32 D80", "features fp32 D64 forward", "features fp32 D64 dropout"]
+    patterns += ["decode bf16", "small fp32", "threads bf16 H1 forward", "avx2 fp32 D64 full forward", "train fp32"]
+    printed = benchmark("--rows", "fp32 D64 full dense", *patterns, "--json", str(path))
+    stored = json.loads(path.read_text())
+    left_out = {line.split()[0] for line in printed.splitlines() if " left out: " in line}
+    suites = stored["setting"]["suites"].split()
+    assert len(suites) == 9
+    assert {row["suite"] for row in stored["rows"]} == set(suites) - left_out
+    always = {name for name, (_, present) in documented.items() if present == "always"}
+    for row in stored["rows"]:
+        assert always <= set(row) <= set(documented), row["name"]
+        for name, value in row.items():
+            assert_type(value, documented[name][0], f"{row['name']}: {name}")
+        assert len(row["seconds"]) == len(row["peer_seconds"]) >= 5
+        assert (row["met"] is None) == (row["required"] is None)
+        assert row["name"] in printed
+    assert not (tmp_path / "times.json.partial").exists()
+    for suite in set(suites) - left_out:
+        counts = re.search(rf"^{suite} +(\d+) +(\d+) +(\d+) +(\d+)$", printed, re.MULTILINE).groups()
+        verdicts = [row["met"] for row in stored["rows"] if row["suite"] == suite]
+        assert list(map(int, counts)) == [len(verdicts), *(verdicts.count(kind) for kind in (True, False, None))]
 
-    monkeypatch.setattr(attention, "our_attention", lambda q, k, v, causal: 1.01 * q)
+
+@pytest.fixture
+def documented():
+    """The fields of README.md's table of a row: name to (type, where it is present)."""
+    text = (BENCHMARK.parent / "README.md").read_text()
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return {name: (kind, present) for names, kind, present, _ in cells for name in re.findall("`(.+?)`", names)}
+
+
+TYPES = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "number or null": (int, float, type(None)),
+    "string or null": (str, type(None)),
+    "boolean or null": (bool, type(None)),
+    "object": dict,
+}
+
+
+def assert_type(value, kind, where):
+    if kind == "numbers":
+        assert all(isinstance(number, float) for number in value), where
+    else:
+        assert isinstance(value, TYPES[kind]), where
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The benchmark's modules by name."""
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
+    return importlib.import_module
+
+
+def row_of(modules, words, *options):
+    """The first quick row with these words."""
+    attention = modules("attention")
+    return attention.rows_of(attention.parse_arguments(["--quick", *options, "--rows", words]))[0]
+
+
+def test_wrong_result_is_refused(modules, monkeypatch):
+    """A row whose numbers are wrong must not be timed."""
+    row = row_of(modules, "fp32 D64 full forward", "--against=none")
+    monkeypatch.setattr(modules("problems"), "our_attention", lambda q, k, v, causal: 1.01 * q)
     with pytest.raises(SystemExit, match="wrong by"):
-        attention.measure(attention.Row("fp32", 64, 32, "full", "forward", 1, 2), "none", 0.01)
+        modules("rows").measure(row, 0.01)
+    assert not row.seconds
+
+
+@needs_sdpa
+@pytest.mark.parametrize(
+    "words",
+    [
+        "dense fp32 causal backward",
+        "area fp32 window-both backward",
+        "area fp32 varlen backward",
+        "dims fp32 D576 forward",
+        *(f"features fp32 D64 {feature} backward" for feature in ("alibi", "bias", "dropout", "sink", "padding-mask")),
+        "decode fp16 contiguous sum",
+        "decode bf16 pages-16 torch",
+        "small fp32 forward+backward",
+        "threads fp32 H1 forward",
+    ],
+)
+def test_every_suite_is_checked_by_definition(modules, monkeypatch, words):
+    """A twentieth off is seen in every suite; without it the same row passes."""
+    suite = words.split()[0]
+    monkeypatch.setattr(modules("attention"), "missing", lambda suite: None)
+    row = row_of(modules, words, "--suites", suite)
+    row.build().check()
+    reference = modules("reference")
+    right = reference.attention_of
+    monkeypatch.setattr(reference, "attention_of", lambda *arguments: 1.05 * right(*arguments))
+    with pytest.raises(SystemExit, match="wrong by"):
+        modules("rows").measure(row, 0.01)
+
+
+@needs_sdpa
+def test_training_step_is_checked(modules, monkeypatch):
+    row = row_of(modules, "train fp32", "--suites", "train")
+    calls = row.build()
+    assert calls.check() <= 1e-5
+    model = modules("gpt_model")
+    monkeypatch.setitem(model.ATTENTION, "sdpa", lambda q, k, v, slopes: 2 * model.sdpa_attention(q, k, v, slopes))
+    with pytest.raises(SystemExit, match="train fp32: losses differ"):
+        row.build().check()
+
+
+@pytest.mark.parametrize(
+    ("quantity", "scale", "aside", "required", "value", "met"),
+    [
+        ("ratio", 1.0, [], 1.9, 2.0, True),
+        ("ratio", 1.0, [], 2.1, 2.0, False),
+        ("rate", 0.5, [], 0.88, 1.0, True),
+        ("cost", 1.0, [], 0.6, 0.5, True),
+        ("cost", 1.0, [], 0.4, 0.5, False),
+        ("cost", 1.0, [1.0, 1.0, 1.0], 0.3, 0.25, True),
+        ("ratio", 1.0, [], None, 2.0, None),
+    ],
+)
+def test_value_and_verdict(modules, quantity, scale, aside, required, value, met):
+    """Ours takes 2 s in the median, the peer 4 s."""
+    rows, report = modules("rows"), modules("report")
+    row = rows.Row("area", "area x", "fp32", quantity=quantity, scale=scale, required=required, work=1e9)
+    row.seconds, row.peer_seconds, row.aside_seconds = [1.0, 2.0, 9.0], [4.0, 3.0, 5.0], aside
+    assert (row.value, row.met) == (value, met)
+    assert {True: " ok", False: "BELOW" if quantity != "cost" else "ABOVE", None: "reported"}[met] in report.line(row)
+    counts = [str(int(met is kind)) for kind in (True, False, None)]
+    assert report.summary([row])[1].split() == ["area", "1", *counts]
+
+
+def test_check_required_is_an_exit_status(modules):
+    attention, rows = modules("attention"), modules("rows")
+    args = attention.parse_arguments(["--against=none"])
+    row = rows.Row("small", "small x", "fp32", required=1.5, seconds=[1.0], peer_seconds=[1.0])
+    assert attention.status([row], args) == 0
+    args.check_required = True
+    assert attention.status([row], args) == 1
+    row.required = 0.5
+    assert attention.status([row], args) == 0
+
+
+def test_long_rounds_are_run_twice(modules, monkeypatch):
+    timing = modules("timing")
+    assert [len(samples) for samples in timing.in_turn([int, int], 0.0)] == [5, 5]
+    monkeypatch.setattr(timing, "LONG_ROUND", 0.0)
+    assert [len(samples) for samples in timing.in_turn([int, int], 0.0)] == [2, 2]
+
+
+@needs_sdpa
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--against=none", "--suites", "area"], "--suites area: these are for --device cpu --against torch"),
+        (["--suites", "area", "--lengths", "128"], "--lengths is for the dense rows; add dense to --suites area"),
+        (["--suites", "area", "--plot", "x.png"], "--plot is for the dense rows"),
+        (["--sweep", "--lengths", "128"], "--sweep sets the lengths"),
+        (["--against=none", "--check-required"], "--fail-under and --check-required need a ratio"),
+    ],
+)
+def test_contradictions_say_so(modules, capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        modules("attention").parse_arguments(arguments)
+    assert message in capsys.readouterr().err
+
+
+@needs_sdpa
+def test_required_rows_are_all_there(modules):
+    """The whole list on the CPU: every suite, and what each asks for."""
+    attention = modules("attention")
+    args = attention.parse_arguments([])
+    rows = {suite: make(args) for suite, make in attention.SUITES.items()}
+    dense = {row.name: row.required for row in rows["dense"]}
+    assert len(dense) == 3 * 2 * 2 * 2 + 3
+    assert None not in dense.values()
+    expected = {
+        "bf16 D64 S2048 full forward": 2.2,
+        "bf16 D64 S2048 full backward": 1.8,
+        "bf16 D128 S2048 full backward": 1.6,
+        "bf16 D64 S512 causal forward": 3.0,
+        "fp16 D128 S2048 full backward": 10.0,
+    }
+    assert {name: dense[name] for name in expected} == expected
+    assert {row.required for row in rows["avx2"]} == {1.1}
+    assert {row.required for row in rows["area"]} == {0.88}
+    assert {row.required for row in rows["dims"]} == {0.85, 0.75}
+    assert {row.required for row in rows["features"]} == {1.15, 1.25, 1.35}
+    assert {row.required for row in rows["decode"]} == {0.7, 2.5, None}
+    assert {row.required for row in rows["threads"]} == {1.85, 1.7}
+    assert {row.required for suite in ("small", "train") for row in rows[suite]} == {1.0}
+    swept = attention.parse_arguments(["--sweep"])
+    assert {row.setting["S"] for row in attention.dense_rows(swept)} == {128 * 2**n for n in range(8)}
+    assert {row.setting["D"] for row in attention.dense_rows(swept)} == {64, 128}

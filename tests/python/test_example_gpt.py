@@ -160,7 +160,7 @@ def test_two_processes_train_as_one(tmp_path, data):
     [
         ("--steps=0", "0 is not positive"),
         ("--heads=3", "--width 32 is not a multiple of --heads 3"),
-        ("--attention=flush", "--attention flush: give flash, plain or flash,plain"),
+        ("--attention=flush", "--attention flush: give one or more of flash, plain, sdpa"),
         ("--data=/nowhere", "--data /nowhere: no such file"),
     ],
 )
