@@ -14,7 +14,6 @@ from small_calls import dense, randn, varlen
 import flash_attn
 from flash_attn import flash_attn_interface as interface
 
-pytestmark = pytest.mark.second_torch
 SCORE = (0.0, 0.3, False, -1, -1, 0.0, None)  # dropout_p, softmax_scale, causal, window, softcap, alibi_slopes
 
 # Module: what clients import from it.
