@@ -5,7 +5,7 @@ export PYTHON
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve setup test test-cpp test-python test-slow fuzz test-sanitize test-wheel test-kernels test-sim test-sim-full test-second-torch bench matrix format lint clean
+.PHONY: help run serve setup test test-cpp test-python test-slow fuzz test-sanitize test-wheel test-kernels test-sim test-sim-full test-second-torch test-clients bench matrix format lint clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test-sim-full: ## The same with the full product of features, in random wave ord
 
 test-second-torch: ## The stated subset of the Python tests on Debian's torch
 	tools/test.sh second-torch
+
+test-clients: ## transformers, diffusers and other clients on the CPU; downloads them
+	tools/test.sh build clients
 
 test-slow: ## The wide sweeps too; takes long
 	PYTEST_ARGS="--full $(PYTEST_ARGS)" tools/test.sh build python

@@ -34,7 +34,8 @@ class IndexPutFirstAxis(torch.autograd.Function):
     def forward(ctx, values, indices, first_axis_dim):
         _check_rows("values", values)
         ctx.save_for_backward(indices)
-        return values.new_zeros((first_axis_dim, *values.shape[1:])).index_copy(0, indices, values)
+        # index_copy takes no other integers, and transformers pads with int32 ones.
+        return values.new_zeros((first_axis_dim, *values.shape[1:])).index_copy(0, indices.long(), values)
 
     @staticmethod
     def backward(ctx, grad_output):

@@ -5,6 +5,7 @@
 #   tools/setup.sh run         .venv          to use the package
 #   tools/setup.sh test        .venv          to test it as well
 #   tools/setup.sh test-debian .venv-debian   to test it with Debian's python3-torch
+#   tools/setup.sh clients     .venv-clients  to test client libraries with it; lies over .venv, which `test` sets up
 #
 # torch is the one that $PYTHON (default: python3) imports; else the pinned one from PyPI; else Debian's. docs/ci.md has more.
 set -euo pipefail
@@ -15,7 +16,8 @@ role=${1:-run}
 case $role in
   run | test) venv=.venv ;;
   test-debian) venv=.venv-debian ;;
-  *) die "the role is '$role'; it must be run, test or test-debian" ;;
+  clients) venv=.venv-clients ;;
+  *) die "the role is '$role'; it must be run, test, test-debian or clients" ;;
 esac
 python=${PYTHON:-python3}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_CONSTRAINT=
@@ -139,6 +141,30 @@ PY
   say "$venv has torch ${found#* }"
 }
 
+# The clients' environment: their packages, then .venv's torch and flash_attn, of which nothing is replaced.
+make_clients_environment() {
+  local base=$PWD/.venv stamp=$venv/.complete below found key over=()
+  [ -f "$base/.complete" ] || die "the clients are installed over .venv, which is not there: tools/setup.sh test makes it"
+  found=$(sed -n 2p "$base/.complete")
+  "$base/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' &&
+    [ "$(printf '%s\n' 2.6 "${found% *}" | sort -V | head -n 1)" = 2.6 ] ||
+    die "transformers 5 and diffusers need Python 3.11 and torch 2.6 or newer; .venv has" \
+      "$("$base/bin/python" --version) and torch ${found#* }"
+  key=$(cksum <"$base/.complete")
+  if [ "$(cat "$stamp" 2>/dev/null)" = "$key" ]; then
+    say "$venv is there"
+    return
+  fi
+  rm -rf "$venv"
+  ! grep -q '^include-system-site-packages = true' "$base/pyvenv.cfg" || over=(--system-site-packages)
+  "$base/bin/python" -m venv "${over[@]}" "$venv"
+  # As a site directory, so that the editable install there counts; what the clients bring comes before it.
+  below=$("$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  echo "import site; site.addsitedir('$below')" >"${below/#$base/$PWD/$venv}/below.pth"
+  cp "$base/constraints.txt" "$venv/constraints.txt"
+  echo "$key" >"$stamp"
+}
+
 # Debian's packages for an environment on Debian's Python whose requirements PyPI cannot serve.
 debian_packages_for() {
   case $1 in
@@ -150,17 +176,20 @@ debian_packages_for() {
 }
 
 install_requirements() {
-  local name stamp key
+  local name file stamp key
   for name in "$@"; do
+    file=requirements/$name.txt
+    [ "$name" != clients ] || file=tests/clients/requirements.txt
     stamp=$venv/.requirements-$name
-    key="$(cat "requirements/$name.txt" "$venv/.complete" | cksum)"
+    key="$(cat "$file" "$venv/.complete" | cksum)"
     [ "$(cat "$stamp" 2>/dev/null)" != "$key" ] || continue
-    say "installing requirements/$name.txt"
-    if ! pip install -q -r "requirements/$name.txt" >>"$pip_log" 2>&1; then
+    say "installing $file"
+    if ! pip install -q -r "$file" >>"$pip_log" 2>&1; then
       tail -n 5 "$pip_log"
       # shellcheck disable=SC2046
       [ "$("$venv/bin/python" -c 'import sys; print(sys.base_prefix)')" = /usr ] && [ -n "$(debian_packages_for "$name")" ] &&
-        apt_install $(debian_packages_for "$name") || die "requirements/$name.txt could not be installed"
+        apt_install $(debian_packages_for "$name") ||
+        die "$file could not be installed; is a package index reachable? (log: $pip_log)"
       say "taken from Debian instead$([ "$name" != run ] || echo "; without einops, which only flash_attn.bert_padding uses")"
     fi
     echo "$key" >"$stamp"
@@ -184,6 +213,13 @@ command -v "$python" >/dev/null || die "$python is not there; install Python 3.9
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' || die "$("$python" --version) is too old; 3.9 or newer is needed"
 [ "$role" != test-debian ] || python=/usr/bin/python3
 say "set-up for '$role'"
+if [ "$role" = clients ]; then
+  make_clients_environment
+  install_requirements clients
+  [ "$(torch_of "$venv/bin/python")" = "$(sed -n 2p .venv/.complete)" ] || die "a client has replaced the torch of .venv"
+  say "set-up for 'clients' is complete"
+  exit
+fi
 install_machine_packages
 make_environment
 PATH=$PWD/$venv/bin:$PATH

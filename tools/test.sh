@@ -4,6 +4,7 @@
 #   tools/test.sh                all stages
 #   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, kernels, simulation, matrix, wheel,
 #                                and fuzz, which is long
+#   tools/test.sh build clients  client libraries with the package; their set-up downloads them
 #   tools/test.sh second-torch   set-up, build and the stated subset (pytest's marker second_torch) on Debian's torch
 #
 # PYTEST_ARGS is added to pytest's command line.
@@ -109,6 +110,12 @@ run_stage() {
       stage simulator test_simulator
       ;;
     simulation) stage simulation test_simulation ;;
+    clients)
+      stage "set-up, clients" tools/setup.sh clients
+      use .venv-clients build/dev
+      stage clients test_python --dist loadfile tests/clients
+      use .venv build/dev
+      ;;
     second-torch)
       stage "set-up, second torch" tools/setup.sh test-debian
       use .venv-debian build/dev-debian
@@ -117,7 +124,7 @@ run_stage() {
       ;;
     *)
       echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, kernels," \
-        "simulation, matrix, write-matrix, wheel, fuzz and second-torch" >&2
+        "simulation, matrix, write-matrix, wheel, fuzz, clients and second-torch" >&2
       exit 2
       ;;
   esac

@@ -71,6 +71,22 @@ def test_pad_input_undoes_unpad_input():
     assert torch.equal(padded, hidden * mask[:, :, None, None])
 
 
+def test_indices_may_be_int32():
+    """transformers unpads single queries with the cu_seqlens of its batch as indices."""
+    x, indices = torch.randn(4, 2, 3, requires_grad=True), torch.tensor([5, 0, 3, 2])
+    wanted = index_put_first_axis(x, indices, 6)
+    assert torch.equal(index_put_first_axis(x, indices.int(), 6), wanted)
+    assert torch.equal(pad_input(x, indices.int(), 2, 3), wanted.unflatten(0, (2, 3)))
+    dout = torch.randn_like(wanted)
+    (got,) = torch.autograd.grad(index_put_first_axis(x, indices.int(), 6), x, dout)
+    assert torch.equal(got, dout[indices])
+    for function in (index_first_axis, lambda *arguments: index_first_axis_residual(*arguments)[0]):
+        rows = function(x, torch.tensor([3, 1], dtype=torch.int32))
+        assert torch.equal(rows, x[[3, 1]])
+        (got,) = torch.autograd.grad(rows, x, torch.ones_like(rows))
+        assert got.sum(dim=(1, 2)).tolist() == [0, 6, 0, 6]
+
+
 def test_concatenated_sequences():
     in_length = torch.zeros(B, S, dtype=torch.int64)
     in_length[0, :2] = torch.tensor([2, 3])
