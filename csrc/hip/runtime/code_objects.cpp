@@ -94,6 +94,10 @@ std::vector<CodeObject> code_objects() {
   return objects;
 }
 
+std::vector<std::byte> code_object(const std::string& target, const std::string& name) {
+  return gpu::unpack_code_object(target, name);
+}
+
 std::string missing_code_objects() {
 #if defined(FLASH_ATTN_NO_CODE_OBJECTS)
   return FLASH_ATTN_NO_CODE_OBJECTS;
