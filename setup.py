@@ -20,8 +20,8 @@ try:
     from setuptools.command.build_py import build_py
 except ModuleNotFoundError:
     raise SystemExit(
-        f"{sys.executable} has no setuptools, with which flash_attn is built: run `pip install .` instead, which brings "
-        "it, or `pip install setuptools wheel` first."
+        f"{sys.executable} has no setuptools, with which flash_attn is built: run `pip install .` instead, which "
+        "brings it, or `pip install setuptools wheel` first."
     ) from None
 
 ROOT = Path(__file__).resolve().parent
