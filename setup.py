@@ -85,6 +85,7 @@ class CMakeBuild(build_ext):
     """Compiles with CMake and installs lib/ into the package: of the wheel, or of this tree for an editable install."""
 
     def run(self):
+        build_environment.require_linux()
         torch = build_environment.torch_dir()
         build_dir = self._build_dir(torch)
         jobs = str(SETTINGS.jobs)

@@ -131,9 +131,10 @@ def positive(text):
     return int(text)
 
 
-def parse_arguments(arguments, device):
+def parse_arguments(arguments, device=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
+    device = device or measuring.best_device()
     default_dtype = "bfloat16" if device.type == "cuda" else "float32"
     add("--seq-lens", nargs="+", type=positive, default=LENGTHS, metavar="S", help="lengths [128 ... 4096]")
     add("--batch-size", type=positive, default=2, metavar="B", help="[2]")

@@ -94,6 +94,15 @@ def read():
     return Settings(jobs=max_jobs(), compiles=compiles, triton=with_triton(), local=local_version())
 
 
+def require_linux():
+    """Names of libraries and how they find each other are Linux's."""
+    if not sys.platform.startswith("linux"):
+        raise SystemExit(
+            f"flash_attn's package is built on Linux so far, and this is {sys.platform}: "
+            "on Windows install it inside WSL2."
+        )
+
+
 def torch_dir():
     """Directory of the installed torch package, also from inside pip's isolated build environment, which hides it."""
     given = os.environ.get("FLASH_ATTN_TORCH_DIR", "")

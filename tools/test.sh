@@ -2,7 +2,8 @@
 # The test suite in stages, on the environment of tools/setup.sh.
 #
 #   tools/test.sh                all stages
-#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, kernels, simulation, matrix, wheel
+#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, kernels, simulation, matrix, wheel,
+#                                docs
 #   tools/test.sh second-torch   set-up, build and the stated subset (pytest's marker second_torch) on Debian's torch
 #
 # PYTEST_ARGS is added to pytest's command line.
@@ -101,6 +102,7 @@ run_stage() {
     matrix) stage "support matrix" support_matrix --check ;;
     write-matrix) stage "support matrix" support_matrix --write ;;
     wheel) stage wheel test_wheel ;;
+    docs) stage "documentation's site" make docs ;;
     kernels)
       stage "code objects" test_kernels
       stage simulator test_simulator
@@ -114,7 +116,7 @@ run_stage() {
       ;;
     *)
       echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, kernels," \
-        "simulation, matrix, write-matrix, wheel and second-torch" >&2
+        "simulation, matrix, write-matrix, wheel, docs and second-torch" >&2
       exit 2
       ;;
   esac
@@ -125,7 +127,7 @@ if [ "$*" != second-torch ]; then
   stage set-up tools/setup.sh test
   use .venv build/dev
 fi
-if [ $# -eq 0 ]; then set -- lint build cpp sanitize python kernels simulation matrix wheel; fi
+if [ $# -eq 0 ]; then set -- lint build cpp sanitize python kernels simulation matrix wheel docs; fi
 for name in "$@"; do run_stage "$name"; done
 
 printf '\n'
