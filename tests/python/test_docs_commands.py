@@ -1,4 +1,4 @@
-"""docs/install-amd.md: every command is run or run dry, every message is what the software prints; every page's links."""
+"""docs/install-amd.md: every command is run or run dry, every message is what the software prints; links."""
 
 from __future__ import annotations
 
