@@ -66,5 +66,5 @@ fi
 run "$venv/bin/python" -m pip install --index-url "https://download.pytorch.org/whl/rocm$rocm" "torch==$torch"
 run env PYTHON="$venv/bin/python" tools/wheel.sh tools
 run env PYTHON="$venv/bin/python" FLASH_ATTN_LOCAL_VERSION="$label" BUILD_TRITON_BACKEND="$triton" "$variable=$targets" \
-  MAX_JOBS="$jobs" WHEEL_PLATFORM=linux_x86_64 tools/wheel.sh build dist
+  MAX_JOBS="$jobs" KEEP_PLATFORM=1 tools/wheel.sh build dist
 run env PYTHON="$venv/bin/python" tools/wheel.sh check "$wheel"

