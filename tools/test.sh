@@ -55,6 +55,7 @@ test_wheel() {
   FLASH_ATTN_LOCAL_VERSION=cpu tools/wheel.sh build build/wheels
   FLASH_ATTN_LOCAL_VERSION=rocm72torch2.13 KEEP_PLATFORM=1 tools/wheel.sh build build/wheels
   for wheel in build/wheels/*.whl; do tools/wheel.sh check "$wheel"; done
+  tools/wheel.sh paths
 }
 
 # What needs LLVM 22 says so where it is not there.
