@@ -19,7 +19,8 @@ else()
 endif()
 
 if(NOT MSVC)
-  # Error messages name files; without the folder they were built in, two builds are the same bytes.
+  # Error messages (torch's checks) hold __FILE__: paths of the machine have no place in a binary, which should also be
+  # the same bytes wherever it was built.
   target_compile_options(flash_attn_options INTERFACE -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=)
   if(FLASH_ATTN_TORCH_DIR)
     target_compile_options(flash_attn_options INTERFACE -ffile-prefix-map=${FLASH_ATTN_TORCH_DIR}/=torch/)

@@ -133,13 +133,9 @@ def _code(place: Place) -> Iterator[Line]:
         with open(path, "rb") as file:
             yield Line("core library", f"sha256 {hashlib.sha256(file.read()).hexdigest()} {path}")
         return
-    objects = [x for x in module._code_objects() if x["target"] == place.architecture]
-    for x in objects:
-        digest = hashlib.sha256(module._code_object(x["target"], x["name"])).hexdigest()
-        yield Line("code object", f"sha256 {digest} {x['target']} {x['name']}, {x['bytes']} bytes")
-    if not objects:
-        built = ", ".join(sorted({x["target"] for x in module._code_objects()})) or module._missing_code_objects()
-        yield Line("code object", f"none of this build has the name {place.architecture}; it has {built}", False)
+    for name in sorted({x["name"] for x in module._code_objects()}):
+        code = module._code_object(place.architecture, name)
+        yield Line("code object", f"sha256 {hashlib.sha256(code).hexdigest()} {name}, {len(code)} bytes")
 
 
 def _torch_build() -> str:

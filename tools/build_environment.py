@@ -10,9 +10,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import site
+import subprocess
 import sys
-import sysconfig
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -23,6 +22,11 @@ TRITON_PACKAGE = "flash_attn.flash_attn_triton_amd"
 # The earliest time that a zip archive can hold. Wheels carry it unless SOURCE_DATE_EPOCH says otherwise, so that two
 # builds of one tree are the same bytes.
 EPOCH = "315532800"
+FIND_TORCH = """
+import importlib.util
+spec = importlib.util.find_spec("torch")
+print((spec.submodule_search_locations or [""])[0] if spec else "")
+"""
 
 
 def switch(name):
@@ -111,12 +115,11 @@ def torch_dir():
     spec = importlib.util.find_spec("torch")
     if spec is not None and spec.submodule_search_locations:
         return spec.submodule_search_locations[0]
-    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
-    if sys.prefix == sys.base_prefix:
-        folders.append(site.getusersitepackages())
-    for folder in folders:
-        if os.path.isfile(os.path.join(folder, "torch", "version.py")):
-            return os.path.join(folder, "torch")
+    # Build isolation is made of these variables; without them the same Python sees its own environment.
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONNOUSERSITE")}
+    done = subprocess.run([sys.executable, "-c", FIND_TORCH], env=environment, stdout=subprocess.PIPE, text=True)
+    if done.stdout.strip():
+        return done.stdout.strip()
     raise SystemExit(
         f"flash_attn is compiled for the torch of its environment and {sys.executable} has none: install torch first, "
         "and where it is installed but hidden from the build (uv does that), pass --no-build-isolation or set "

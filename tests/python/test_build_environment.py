@@ -149,29 +149,31 @@ def test_torch_of_this_environment_is_found(environment, monkeypatch):
 
 
 def test_torch_hidden_by_build_isolation_is_found(environment, monkeypatch, tmp_path):
-    hidden = tmp_path / "site-packages" / "torch"
-    hidden.mkdir(parents=True)
-    (hidden / "version.py").write_text("__version__ = '2.5.1+cpu'\n")
-    monkeypatch.delenv("FLASH_ATTN_TORCH_DIR", raising=False)
+    import torch
+
     monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(environment.sysconfig, "get_path", lambda name: str(tmp_path / "nowhere"))
-    monkeypatch.setattr(environment.site, "getsitepackages", lambda: [str(hidden.parent)])
-    assert environment.torch_dir() == str(hidden)
-    assert environment.torch_release(hidden) == "2.5"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert pathlib.Path(environment.torch_dir()).samefile(torch.__path__[0])
+
+
+def test_releases_are_read_from_torchs_files(environment, tmp_path):
+    (tmp_path / "version.py").write_text("__version__ = '2.5.1+cpu'\n")
+    assert environment.torch_release(tmp_path) == "2.5"
+    assert environment.torch_release(tmp_path / "nowhere") == "unknown"
 
 
 def test_missing_torch_is_one_sentence_with_the_remedy(environment, monkeypatch, tmp_path):
-    monkeypatch.delenv("FLASH_ATTN_TORCH_DIR", raising=False)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho\n")
+    python.chmod(0o755)
     monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(environment.sysconfig, "get_path", lambda name: str(tmp_path))
-    monkeypatch.setattr(environment.site, "getsitepackages", lambda: [])
-    monkeypatch.setattr(environment.site, "getusersitepackages", lambda: str(tmp_path))
-    with pytest.raises(SystemExit) as error:
-        environment.torch_dir()
-    message = str(error.value)
-    for part in (sys.executable, "install torch first", "--no-build-isolation", "FLASH_ATTN_TORCH_DIR"):
+    monkeypatch.setattr(sys, "executable", str(python))
+    message = refusal(environment.torch_dir)
+    for part in (str(python), "install torch first", "--no-build-isolation", "FLASH_ATTN_TORCH_DIR"):
         assert part in message
-    assert "\n" not in message
 
 
 def test_given_torch_wins(environment, monkeypatch):

@@ -175,9 +175,7 @@ def tree_in_front(environment, monkeypatch, tmp_path):
 
 def no_torch(environment, monkeypatch, tmp_path):
     monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(environment.sysconfig, "get_path", lambda name: str(tmp_path))
-    monkeypatch.setattr(environment.site, "getsitepackages", lambda: [])
-    monkeypatch.setattr(environment.site, "getusersitepackages", lambda: str(tmp_path))
+    monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout="\n"))
     return said(environment.torch_dir, SystemExit)
 
 

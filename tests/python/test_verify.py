@@ -99,9 +99,11 @@ def test_a_simulated_gpu_is_proven():
 
 
 @pytest.mark.skipif(not _native.load()._code_objects(), reason="this build has no GPU code")
-def test_a_code_object_that_is_not_there():
+def test_a_code_object_that_is_not_there(monkeypatch):
     with pytest.raises(RuntimeError, match="no code object forward for gfx000"):
         _native.load()._code_object("gfx000", "forward")
-    place = verify.Place("simulated", "cpu", "simulated gfx000", "gfx000")
-    (line,) = verify._code(place)
-    assert not line.good and "gfx000" in line.text
+    place = verify.Place("gpu", "cpu", "an unknown GPU", "gfx000")
+    monkeypatch.setattr(verify, "find_place", lambda simulate: place)
+    monkeypatch.setattr(verify, "_symbols", lambda place: verify.Line("backend symbol", "kernel"))
+    *_, last = verify.lines()
+    assert not last.good and "no code object backward for gfx000" in last.text and "GPU_ARCHS=gfx000" in last.text

@@ -95,7 +95,8 @@ std::vector<CodeObject> code_objects() {
 }
 
 std::vector<std::byte> code_object(const std::string& target, const std::string& name) {
-  return gpu::unpack_code_object(target, name);
+  const std::string embedded = gpu::embedded_target_for(target);
+  return gpu::unpack_code_object(embedded.empty() ? target : embedded, name);
 }
 
 std::string missing_code_objects() {
