@@ -5,7 +5,7 @@ export PYTHON
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve setup test test-cpp test-python test-slow fuzz test-sanitize test-wheel test-kernels test-sim test-sim-full test-second-torch test-clients bench matrix format lint clean
+.PHONY: help run serve setup test test-cpp test-python test-slow fuzz test-sanitize test-wheel test-kernels test-sim test-sim-full test-second-torch test-clients bench matrix docs format lint clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ bench: setup ## Times against torch's own attention
 
 matrix: ## Run the Python tests and rewrite README.md's support matrix from their results
 	tools/test.sh build python kernels simulation write-matrix
+
+docs: ## The documentation's site, into build/site
+	tools/setup.sh test
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
 
 format: ## Rewrite the sources in the project's format
 	tools/setup.sh test

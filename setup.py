@@ -1,77 +1,56 @@
 """Builds flash_attn: setuptools packs the Python files, CMake compiles the core library and the binding for one torch.
 
 Metadata is given here, and nothing imports torch, so `pip` can ask for it in an environment without torch.
-docs/building.md describes every environment variable that is read.
+tools/build_environment.py reads the environment, docs/building.md describes every variable.
 """
 
-import importlib.util
+import contextlib
+import importlib
 import os
 import re
 import shutil
-import site
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
-from setuptools import Extension, find_packages, setup
-from setuptools.command.build_ext import build_ext
-from setuptools.command.build_py import build_py
+try:
+    from setuptools import Extension, find_packages, setup
+    from setuptools.command.build_ext import build_ext
+    from setuptools.command.build_py import build_py
+except ModuleNotFoundError:
+    raise SystemExit(
+        f"{sys.executable} has no setuptools, with which flash_attn is built: run `pip install .` instead, which "
+        "brings it, or `pip install setuptools wheel` first."
+    ) from None
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import build_environment  # noqa: E402
+
 CMAKE_MINIMUM = (3, 25)
 
 
-def package_version():
-    """The version in flash_attn/__init__.py, without importing the package."""
+def package_version(local):
+    """The version in flash_attn/__init__.py, without importing the package, with the local label."""
     text = (ROOT / "flash_attn" / "__init__.py").read_text(encoding="utf-8")
-    return re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)[1]
+    version = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)[1]
+    return f"{version}+{local}" if local else version
 
 
-def max_jobs():
-    """Compilers at a time: MAX_JOBS, else one per processor as far as memory allows 2 GiB for each."""
-    given = os.environ.get("MAX_JOBS", "")
-    if given:
-        if not re.fullmatch(r"[1-9][0-9]*", given):
-            raise SystemExit(f"MAX_JOBS is {given!r}; it must be an integer of at least 1, or unset.")
-        return int(given)
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        gibibytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**30
-    except (AttributeError, ValueError, OSError):
-        return processors
-    return max(1, min(processors, gibibytes // 2))
-
-
-def torch_dir():
-    """Directory of the installed torch package, also from inside pip's isolated build environment, which hides it."""
-    given = os.environ.get("FLASH_ATTN_TORCH_DIR", "")
-    if given:
-        return given
-    spec = importlib.util.find_spec("torch")
-    if spec is not None and spec.submodule_search_locations:
-        return spec.submodule_search_locations[0]
-    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
-    if sys.prefix == sys.base_prefix:
-        folders.append(site.getusersitepackages())
-    for folder in folders:
-        if os.path.isfile(os.path.join(folder, "torch", "version.py")):
-            return os.path.join(folder, "torch")
+def require_wheel_command():
+    """setuptools has had its own bdist_wheel since 70.1; an older one needs the package wheel, and does not say so."""
+    if "bdist_wheel" not in sys.argv:
+        return
+    for name in ("setuptools.command.bdist_wheel", "wheel"):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+            return
     raise SystemExit(
-        f"flash_attn is compiled for the torch of its environment and {sys.executable} has none: install torch first, "
-        "and where it is installed but hidden from the build (uv does that), pass --no-build-isolation or set "
-        "FLASH_ATTN_TORCH_DIR to what `python -c 'import torch; print(torch.__path__[0])'` prints."
+        f"the setuptools of {sys.executable} builds wheels only together with the package wheel: run "
+        "`pip install --upgrade setuptools` or `pip install wheel` first."
     )
-
-
-def torch_release(folder):
-    """ "2.13" for the torch package in that directory; "unknown" when CMake will have to complain about it."""
-    try:
-        text = Path(folder, "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return "unknown"
-    match = re.search(r"^__version__.*?(\d+\.\d+)", text, re.MULTILINE)
-    return match[1] if match else "unknown"
 
 
 def find_program(name):
@@ -106,9 +85,10 @@ class CMakeBuild(build_ext):
     """Compiles with CMake and installs lib/ into the package: of the wheel, or of this tree for an editable install."""
 
     def run(self):
-        torch = torch_dir()
+        build_environment.require_linux()
+        torch = build_environment.torch_dir()
         build_dir = self._build_dir(torch)
-        jobs = str(max_jobs())
+        jobs = str(SETTINGS.jobs)
         cmake = find_cmake()
         self._configure(cmake, build_dir, torch)
         run_cmake(cmake, "--build", str(build_dir), "--parallel", jobs)
@@ -118,7 +98,7 @@ class CMakeBuild(build_ext):
     def _build_dir(self, torch):
         """Kept between builds, so that the next one compiles what has changed; one per torch and Python."""
         given = os.environ.get("FLASH_ATTN_BUILD_DIR", "")
-        name = f"torch-{torch_release(torch)}{sysconfig.get_config_var('EXT_SUFFIX')}"
+        name = f"torch-{build_environment.torch_release(torch)}{sysconfig.get_config_var('EXT_SUFFIX')}"
         return ROOT / given if given else ROOT / "build" / name
 
     def _configure(self, cmake, build_dir, torch):
@@ -170,9 +150,13 @@ class CleanBuildPy(build_py):
         super().run()
 
 
+SETTINGS = build_environment.read()
+require_wheel_command()
+os.environ.setdefault("SOURCE_DATE_EPOCH", build_environment.EPOCH)
+without = [] if SETTINGS.triton else [build_environment.TRITON_PACKAGE, f"{build_environment.TRITON_PACKAGE}.*"]
 setup(
     name="flash_attn",
-    version=package_version(),
+    version=package_version(SETTINGS.local),
     description="FlashAttention for AMD GPUs and CPUs, with the interface of flash-attn",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -180,9 +164,9 @@ setup(
     license="BSD-3-Clause",
     license_files=["LICENSE"],
     python_requires=">=3.9",
-    packages=find_packages(include=["flash_attn", "flash_attn.*"]),
+    packages=find_packages(include=["flash_attn", "flash_attn.*"], exclude=without),
     py_modules=["flash_attn_2_cuda", "flash_attn_interface", "flash_attention_amd"],
-    ext_modules=[Extension("flash_attn.lib.flash_attn_2_cuda", sources=[])],
+    ext_modules=[Extension("flash_attn.lib.flash_attn_2_cuda", sources=[])] if SETTINGS.compiles else [],
     cmdclass={"build_ext": CMakeBuild, "build_py": CleanBuildPy},
     # Written so that Debian's 1.13.0a0, a release by its content but not by its number, is accepted too.
     install_requires=["torch>1.12.1", "einops"],

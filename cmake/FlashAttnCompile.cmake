@@ -18,6 +18,15 @@ else()
   target_compile_options(flash_attn_options INTERFACE -Wall -Wextra $<$<BOOL:${FLASH_ATTN_WERROR}>:-Werror>)
 endif()
 
+if(NOT MSVC)
+  # Error messages (torch's checks) hold __FILE__: paths of the machine have no place in a binary, which should also be
+  # the same bytes wherever it was built.
+  target_compile_options(flash_attn_options INTERFACE -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=)
+  if(FLASH_ATTN_TORCH_DIR)
+    target_compile_options(flash_attn_options INTERFACE -ffile-prefix-map=${FLASH_ATTN_TORCH_DIR}/=torch/)
+  endif()
+endif()
+
 if(FLASH_ATTN_SANITIZE)
   if(NOT FLASH_ATTN_SANITIZE MATCHES "^(address|undefined|address,undefined|thread)$")
     message(FATAL_ERROR "FLASH_ATTN_SANITIZE is '${FLASH_ATTN_SANITIZE}'; accepted are address, undefined, "

@@ -1,4 +1,7 @@
-"""`python -m flash_attn`: what this installation is, runs on and lacks. `--json` prints the same for programs."""
+"""`python -m flash_attn`: what this installation is, runs on and lacks. `--json` prints the same for programs.
+
+`python -m flash_attn verify` checks results too; `verify --help` explains it.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +154,20 @@ def _text(facts: Dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _verify(arguments: List[str]) -> int:
+    problem = report()["problem"]
+    if problem:
+        print(f"problem         {problem}")
+        return 1
+    from flash_attn import verify
+
+    return verify.main(arguments)
+
+
 def main(arguments=None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["verify"]:
+        return _verify(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m flash_attn", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     options = parser.parse_args(arguments)

@@ -10,9 +10,11 @@ Loading a binding registers the operators `torch.ops.flash_attn.*`.
 from __future__ import annotations
 
 import functools
+import glob
 import importlib.util
 import os
 import re
+import sys
 import sysconfig
 from types import ModuleType
 from typing import Dict, List, Optional
@@ -64,6 +66,18 @@ def built_for() -> str:
     return ", ".join(f"torch {release} ({_python_tag(name)})" for release, name in bindings)
 
 
+def _installed_elsewhere() -> str:
+    """The folder of another flash_attn with a binding, which a source tree in front of it on sys.path hides; or ""."""
+    package = os.path.dirname(LIBRARY_DIR)
+    if not os.path.isfile(os.path.join(os.path.dirname(package), "setup.py")):
+        return ""
+    for entry in sys.path:
+        folder = os.path.join(os.path.abspath(entry), "flash_attn")
+        if folder != package and glob.glob(os.path.join(folder, "lib", "torch-*")):
+            return folder
+    return ""
+
+
 def binding_path(torch_version: str) -> str:
     """The binding for a torch version and the running Python; ImportError when it was not built."""
     release = torch_release(torch_version)
@@ -71,6 +85,12 @@ def binding_path(torch_version: str) -> str:
     name = MODULE_NAME + extension_suffix()
     if name in bindings.get(release, []):
         return os.path.join(LIBRARY_DIR, f"torch-{release}", name)
+    package, elsewhere = os.path.dirname(LIBRARY_DIR), "" if bindings else _installed_elsewhere()
+    if elsewhere:
+        raise ImportError(
+            f"flash_attn was imported from the source tree {package}, where nothing was built, and is installed in "
+            f"{elsewhere}: leave the tree, or run `pip install -e .` in it to use it from there."
+        )
     raise ImportError(
         f"flash_attn is built for {built_for() or 'no torch at all'}, and this is torch {torch_version} "
         f"({_python_tag(name)}): {_REMEDY}."

@@ -1,7 +1,7 @@
-"""Checks an installed flash_attn, run where the source tree is not importable: python check_installed.py FOLDER
+"""Checks an installed flash_attn, run where the source tree is not importable: python check_installed.py FOLDER WHEEL
 
-FOLDER is where it must have been installed. Checks the metadata, that the binding stays under 1 MB, and one attention
-call with its gradients against the definition.
+FOLDER is where it must have been installed, WHEEL the name of the file that it came from. Checks the metadata, that the
+binding stays under 1 MB, and one attention call with its gradients against the definition.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ def attention(q, k, v):
     return torch.einsum("bhij,bjhd->bihd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
 
 
-def main(folder: str) -> None:
+def main(folder: str, wheel: str) -> None:
     folder = Path(folder).resolve()
     for module in (flash_attn, flash_attn_2_cuda):
         if folder not in Path(module.__file__).resolve().parents:
             sys.exit(f"{module.__name__} was imported from {module.__file__}, not from {folder}")
-    if importlib.metadata.version("flash-attn") != flash_attn.__version__:
-        sys.exit("the metadata's version is not the package's")
-    bindings = list(folder.glob("flash_attn/lib/torch-*/*"))
+    version = importlib.metadata.version("flash-attn")
+    if version.partition("+")[0] != flash_attn.__version__ or wheel.split("-")[1] != version:
+        sys.exit(
+            f"the metadata's version is {version}, the package's {flash_attn.__version__}, and the file is {wheel}"
+        )
+    bindings = list(folder.glob("**/flash_attn/lib/torch-*/*"))
     if len(bindings) != 1 or bindings[0].stat().st_size >= BINDING_LIMIT:
         sys.exit(f"there should be one binding of less than {BINDING_LIMIT} bytes, not {bindings}")
 
@@ -49,4 +52,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

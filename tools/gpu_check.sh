@@ -13,7 +13,7 @@ export PYTHONPATH=$PWD:$PWD/tests/python FLASH_ATTN_CHECK_LOG=$out
 
 capability() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .; }
 
-all_groups=(build kernels grid large sanitize stress train bench)
+all_groups=(build kernels grid large sanitize stress train bench guides)
 describe() {
   cat <<'TEXT'
 build     compile the package for this torch, the code objects for this GPU, and tests/gpu
@@ -24,6 +24,7 @@ sanitize  compute-sanitizer memcheck and racecheck on small sizes
 stress    the contract's race loop, graph capture and replay, two streams, torch.compile
 train     examples/train_gpt.py on the GPU against plain attention
 bench     benchmarks/attention.py against torch's FlashAttention-2 and its math attention
+guides    what docs/install-amd.md tells people to type: verification and both of its benchmarks
 TEXT
 }
 
@@ -60,6 +61,14 @@ bench() {
     python3 benchmarks/attention.py --device cuda --against torch-math --batch 1 --heads $heads --seconds 0.05 --fail-under 1 \
       --lengths 64 256 1024 4096 $([ $heads -gt 16 ] || echo 16384) --json "$out/bench-math-$heads.json"
   done
+}
+
+guides() {
+  python3 -m flash_attn verify
+  python3 test_fa3.py
+  python3 benchmarks/benchmark_flash_attn.py --json "$out/benchmark_flash_attn.json" --plot "$out/benchmark_flash_attn.png"
+  python3 benchmarks/benchmark_flash_attn.py --causal --backward --json "$out/benchmark_flash_attn_backward.json"
+  python3 benchmarks/benchmark_fa2_vs_fa3_mlp_transformer.py --preset mi300x --output-json "$out/benchmark_fa2_vs_fa3.json"
 }
 
 case ${1:-} in -h | --help) describe && exit ;; esac

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
-python_files=(setup.py flash_attn_2_cuda.py flash_attn_interface.py flash_attention_amd.py flash_attn tests tools examples benchmarks)
+python_files=(*.py flash_attn tests tools examples benchmarks)
 cpp_files() { find csrc tests/cpp tests/gpu tools/gfxsim -name '*.h' -o -name '*.cpp' -o -name '*.hip'; }
 
 if [ "${1:-}" = --fix ]; then

@@ -226,7 +226,7 @@ PATH=$PWD/$venv/bin:$PATH
 cmake_works || install_requirements cmake
 case $role in
   run) install_requirements build run ;;
-  test) install_requirements build run test lint && fetch_upstream && offer_gpu_compiler ;;
+  test) install_requirements build run test lint package docs && fetch_upstream && offer_gpu_compiler ;;
   test-debian) install_requirements build run test ;;
 esac
 say "set-up for '$role' is complete"

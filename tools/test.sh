@@ -3,7 +3,7 @@
 #
 #   tools/test.sh                all stages
 #   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, kernels, simulation, matrix, wheel,
-#                                and fuzz, which is long
+#                                docs, and fuzz, which is long
 #   tools/test.sh build clients  client libraries with the package; their set-up downloads them
 #   tools/test.sh second-torch   set-up, build and the stated subset (pytest's marker second_torch) on Debian's torch
 #
@@ -45,12 +45,18 @@ test_python() {
 # support_matrix --check | --write: compares README.md's table with what the Python tests have shown, or rewrites it.
 support_matrix() { "$venv/bin/python" tools/support_matrix.py build/support-*.json "$1"; }
 
-# `pip install .` as a user types it, build isolation included, and the result used away from the source tree.
+# Wheels, built with build isolation as `pip install .` does, repaired, and used in an empty environment. Of the one for ROCm
+# only the label differs from one that a ROCm build of torch would give.
 test_wheel() {
-  local folder=$PWD/build/installed python=$PWD/$venv/bin/python
-  rm -rf "$folder"
-  "$python" -m pip install --no-input --no-deps --target "$folder" .
-  (cd / && PYTHONPATH=$folder "$python" "$OLDPWD/tools/check_installed.py" "$folder")
+  local python=$PWD/$venv/bin/python wheel
+  rm -rf build/wheels
+  export PYTHON=$python
+  docker/packages.sh
+  tools/wheel.sh tools
+  FLASH_ATTN_LOCAL_VERSION=cpu tools/wheel.sh build build/wheels
+  FLASH_ATTN_LOCAL_VERSION=rocm72torch2.13 KEEP_PLATFORM=1 tools/wheel.sh build build/wheels
+  for wheel in build/wheels/*.whl; do tools/wheel.sh check "$wheel"; done
+  tools/wheel.sh paths
 }
 
 # Random steps of serving from a paged kv cache, with a count of them as it goes.
@@ -105,6 +111,7 @@ run_stage() {
     matrix) stage "support matrix" support_matrix --check ;;
     write-matrix) stage "support matrix" support_matrix --write ;;
     wheel) stage wheel test_wheel ;;
+    docs) stage "documentation's site" make docs ;;
     kernels)
       stage "code objects" test_kernels
       stage simulator test_simulator
@@ -124,7 +131,7 @@ run_stage() {
       ;;
     *)
       echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, kernels," \
-        "simulation, matrix, write-matrix, wheel, fuzz, clients and second-torch" >&2
+        "simulation, matrix, write-matrix, wheel, docs, fuzz, clients and second-torch" >&2
       exit 2
       ;;
   esac
@@ -135,7 +142,7 @@ if [ "$*" != second-torch ]; then
   stage set-up tools/setup.sh test
   use .venv build/dev
 fi
-if [ $# -eq 0 ]; then set -- lint build cpp sanitize python kernels simulation matrix wheel; fi
+if [ $# -eq 0 ]; then set -- lint build cpp sanitize python kernels simulation matrix wheel docs; fi
 for name in "$@"; do run_stage "$name"; done
 
 printf '\n'

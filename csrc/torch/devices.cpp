@@ -47,6 +47,11 @@ py::list list_code_objects() {
   return all;
 }
 
+py::bytes code_object_bytes(const std::string& target, const std::string& name) {
+  const std::vector<std::byte> bytes = code_object(target, name);
+  return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
 py::list list_gpus() {
   py::list all;
   GpuRuntime& runtime = gpu_runtime();
@@ -96,6 +101,7 @@ void define_gpu_functions(py::module_& m) {
         arg("target"), arg("schedule"), arg("seed"), arg("checks"), arg("threads"));
   m.def("_stop_simulation", [] { simulation.store(nullptr); }, "CPU tensors are computed on the CPU again.");
   m.def("_code_objects", &list_code_objects, "GPU code in this build: target, name, bytes, stored_bytes.");
+  m.def("_code_object", &code_object_bytes, "What a GPU of that target runs, an ELF file.", arg("target"), arg("name"));
   m.def("_missing_code_objects", &missing_code_objects, "Why there is no GPU code; empty when there is.");
   m.def("_gpus", &list_gpus, "GPUs of this process: target, runtime, multiprocessors. Opens the runtime.");
 }

@@ -1,4 +1,4 @@
-"""setup.py: what it validates, where it finds torch, and what it packs."""
+"""setup.py: which build folders it reuses, and what it packs. What it reads is in test_build_environment.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import tarfile
+import zipfile
 
 import pytest
 
@@ -37,64 +38,21 @@ def setup_module(monkeypatch):
     return module
 
 
-def run_python(*arguments):
-    done = subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run_python(*arguments, status=0, **environment):
+    """Runs it in the source tree; returns its output, of a failure its messages."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", " 2"])
-def test_max_jobs_must_be_a_positive_integer(setup_module, monkeypatch, value):
-    monkeypatch.setenv("MAX_JOBS", value)
-    with pytest.raises(SystemExit) as error:
-        setup_module.max_jobs()
-    assert "MAX_JOBS" in str(error.value) and repr(value) in str(error.value) and "at least 1" in str(error.value)
-
-
-def test_max_jobs_is_honoured(setup_module, monkeypatch):
-    monkeypatch.setenv("MAX_JOBS", "3")
-    assert setup_module.max_jobs() == 3
-    monkeypatch.delenv("MAX_JOBS")
-    assert 1 <= setup_module.max_jobs() <= os.cpu_count()
-
-
-def test_torch_of_this_environment_is_found(setup_module, monkeypatch):
-    import torch
-
-    monkeypatch.delenv("FLASH_ATTN_TORCH_DIR", raising=False)
-    assert pathlib.Path(setup_module.torch_dir()).samefile(torch.__path__[0])
-    assert setup_module.torch_release(torch.__path__[0]) == ".".join(torch.__version__.split(".")[:2])
-
-
-def test_torch_hidden_by_build_isolation_is_found(setup_module, monkeypatch, tmp_path):
-    hidden = tmp_path / "site-packages" / "torch"
-    hidden.mkdir(parents=True)
-    (hidden / "version.py").write_text("__version__ = '2.5.1+cpu'\n")
-    monkeypatch.delenv("FLASH_ATTN_TORCH_DIR", raising=False)
-    monkeypatch.setattr(setup_module.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(setup_module.sysconfig, "get_path", lambda name: str(tmp_path / "nowhere"))
-    monkeypatch.setattr(setup_module.site, "getsitepackages", lambda: [str(hidden.parent)])
-    assert setup_module.torch_dir() == str(hidden)
-    assert setup_module.torch_release(hidden) == "2.5"
-
-
-def test_missing_torch_is_one_sentence_with_the_remedy(setup_module, monkeypatch, tmp_path):
-    monkeypatch.delenv("FLASH_ATTN_TORCH_DIR", raising=False)
-    monkeypatch.setattr(setup_module.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(setup_module.sysconfig, "get_path", lambda name: str(tmp_path))
-    monkeypatch.setattr(setup_module.site, "getsitepackages", lambda: [])
-    monkeypatch.setattr(setup_module.site, "getusersitepackages", lambda: str(tmp_path))
-    with pytest.raises(SystemExit) as error:
-        setup_module.torch_dir()
-    message = str(error.value)
-    for part in (sys.executable, "install torch first", "--no-build-isolation", "FLASH_ATTN_TORCH_DIR"):
-        assert part in message
-    assert "\n" not in message
-
-
-def test_given_torch_wins(setup_module, monkeypatch):
-    monkeypatch.setenv("FLASH_ATTN_TORCH_DIR", "/some/torch")
-    assert setup_module.torch_dir() == "/some/torch"
+def build_wheel(folder, **environment):
+    """A wheel without compiled code, built beside the source tree's own build folders."""
+    base = ["-q", "egg_info", "--egg-base", folder, "build", "--build-base", folder / "build"]
+    environment = {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE", **environment}
+    run_python("setup.py", *base, "bdist_wheel", "--dist-dir", folder, **environment)
+    (path,) = folder.glob("*.whl")
+    return path
 
 
 def test_build_directory_of_another_tree_compiler_or_generator_is_not_reused(setup_module, monkeypatch, tmp_path):
@@ -145,3 +103,56 @@ def test_source_distribution_has_what_a_build_needs(tmp_path):
         "flash_attention_amd.py",
     } <= names
     assert not [name for name in names if name.startswith("flash_attn/lib/")]
+
+
+def test_label_in_file_name_and_metadata(tmp_path):
+    pytest.importorskip("setuptools", reason="setuptools is not installed here")
+    path = build_wheel(tmp_path, FLASH_ATTN_LOCAL_VERSION="rocm62torch2.5triton")
+    assert path.name == "flash_attn-2.8.3+rocm62torch2.5triton-py3-none-any.whl"
+    with zipfile.ZipFile(path) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+        assert "Version: 2.8.3+rocm62torch2.5triton" in archive.read(metadata).decode().splitlines()
+        assert b'__version__ = "2.8.3"' in archive.read("flash_attn/__init__.py")
+
+
+def test_two_builds_are_the_same_bytes(tmp_path):
+    pytest.importorskip("setuptools", reason="setuptools is not installed here")
+    first, second = (tmp_path / name for name in ("first", "second"))
+    for folder in (first, second):
+        folder.mkdir()
+    paths = build_wheel(first), build_wheel(second, TZ="Asia/Tokyo")
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    other = tmp_path / "other"
+    other.mkdir()
+    assert build_wheel(other, SOURCE_DATE_EPOCH="1000000000").read_bytes() != paths[0].read_bytes()
+
+
+# Runs setup.py as if modules were not installed.
+WITHOUT = """
+import runpy, sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if any(name == hidden or name.startswith(hidden + ".") for hidden in {hidden!r}):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hidden())
+sys.argv = ["setup.py", *{arguments!r}]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+def test_missing_setuptools_is_one_sentence_with_the_remedy():
+    said = run_python("-c", WITHOUT.format(hidden=["setuptools"], arguments=["install"]), status=1)
+    assert said.count("\n") == 1 and "pip install ." in said and "ModuleNotFoundError" not in said
+
+
+def test_missing_wheel_is_one_sentence_with_the_remedy():
+    pytest.importorskip("setuptools", reason="setuptools is not installed here")
+    hidden = ["wheel", "setuptools.command.bdist_wheel"]
+    said = run_python("-c", WITHOUT.format(hidden=hidden, arguments=["bdist_wheel"]), status=1)
+    assert said.count("\n") == 1 and "pip install wheel" in said and "ModuleNotFoundError" not in said
+
+
+def test_wrong_value_ends_the_build_with_one_sentence():
+    pytest.importorskip("setuptools", reason="setuptools is not installed here")
+    said = run_python("setup.py", "--version", status=1, FLASH_ATTENTION_FORCE_BUILD="perhaps")
+    assert said.count("\n") == 1 and "'perhaps'" in said

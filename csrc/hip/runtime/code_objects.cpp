@@ -94,6 +94,11 @@ std::vector<CodeObject> code_objects() {
   return objects;
 }
 
+std::vector<std::byte> code_object(const std::string& target, const std::string& name) {
+  const std::string embedded = gpu::embedded_target_for(target);
+  return gpu::unpack_code_object(embedded.empty() ? target : embedded, name);
+}
+
 std::string missing_code_objects() {
 #if defined(FLASH_ATTN_NO_CODE_OBJECTS)
   return FLASH_ATTN_NO_CODE_OBJECTS;

@@ -38,6 +38,8 @@ struct CodeObject {
   std::size_t bytes = 0, stored_bytes = 0;
 };
 FLASH_ATTN_API std::vector<CodeObject> code_objects();
+/// The code object that a GPU of that target runs, an ELF file. Throws NotSupported when the build carries none.
+FLASH_ATTN_API std::vector<std::byte> code_object(const std::string& target, const std::string& name);
 /// Why the build carries no code objects; empty when it does.
 FLASH_ATTN_API std::string missing_code_objects();
 
