@@ -300,6 +300,14 @@ def _fa3_rest() -> Iterator[Case]:
         yield Case(name, argument, lambda g=given: fa3.get_scheduler_metadata(**g))
 
 
+def _tree_without_a_build():
+    with (
+        mock.patch.object(_native, "available_bindings", dict),
+        mock.patch.object(_native, "_installed_elsewhere", lambda: "site-packages/flash_attn"),
+    ):
+        _native.binding_path("2.13.0")
+
+
 def _damaged_binding():
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         with mock.patch.object(_native, "binding_path", lambda version: file.name):
@@ -316,6 +324,7 @@ def _environment() -> Iterator[Case]:
     yield Case("import flash_attn", "torch", lambda: _native.torch_release("unknown"))
     yield Case("import flash_attn", "torch", lambda: _native.binding_path("1.2.3"))
     yield Case("import flash_attn", "torch", _damaged_binding)
+    yield Case("import flash_attn", "torch", _tree_without_a_build)
     yield Case("force_cpu_instruction_set", "FLASH_ATTN_CPU_ISA", lambda: raw._force_cpu_isa("sse9"))
 
     def no_simulator():
