@@ -5,7 +5,7 @@ export PYTHON
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve setup test test-cpp test-python test-slow fuzz test-sanitize test-wheel test-kernels test-sim test-sim-full test-second-torch test-clients bench matrix docs format lint clean
+.PHONY: help run serve setup test test-cpp test-python test-slow fuzz test-sanitize test-wheel test-kernels test-sim test-sim-full test-triton test-second-torch test-clients bench matrix docs format lint clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test-sim: ## The AMD kernels, launched from torch, executed by the simulator
 
 test-sim-full: ## The same with the full product of features, in random wave orders; takes hours
 	PYTEST_ARGS="--full $(PYTEST_ARGS)" tools/test.sh build kernels simulation
+
+test-triton: ## The Triton backend's suite in Triton's interpreter, and its kernels compiled for AMD's GPUs
+	tools/test.sh build triton
 
 test-second-torch: ## The stated subset of the Python tests on Debian's torch
 	tools/test.sh second-torch

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import platform
@@ -17,7 +18,6 @@ import flash_attn
 from flash_attn import _backend_choice, _native
 
 MISSING = {
-    "Triton backend": f"{_backend_choice.VARIABLE}=TRUE is refused",
     "on GPUs": "attn_bias, attn_mask, key bounds, learnable_sink, kv cache, paged keys and D above 256 raise",
     "fp8": "raises NotImplementedError",
 }
@@ -26,6 +26,8 @@ ENVIRONMENT = (
     "FLASH_ATTN_HIP_LIBRARY",
     "FLASH_ATTN_CUDA_LIBRARY",
     _backend_choice.VARIABLE,
+    "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE",
+    "TRITON_INTERPRET",
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
 )
@@ -67,6 +69,16 @@ def _gpu_backend() -> Dict[str, Any]:
     return facts
 
 
+def _triton_backend() -> Dict[str, Any]:
+    """The Triton that is installed, if any, and whether it computes in this process."""
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
+    return {"version": version, "selected": _backend_choice.triton_requested(), "interpreter": interpreted}
+
+
 def _torch_version():
     try:
         import torch
@@ -102,6 +114,7 @@ def report() -> Dict[str, Any]:
         facts["binding"] = _binding(module)
         facts["backends"]["cpu"] = _cpu_backend()
         facts["backends"]["gpu"] = _gpu_backend()
+        facts["backends"]["triton"] = _triton_backend()
     except (ImportError, RuntimeError) as error:
         facts["problem"] = str(error)
     return facts
@@ -129,6 +142,13 @@ def _gpu_text(gpu: Dict[str, Any]) -> List[str]:
     return lines
 
 
+def _triton_text(triton: Dict[str, Any]) -> str:
+    if not triton["selected"]:
+        return f"backend triton  not selected ({_backend_choice.VARIABLE}=TRUE does)"
+    cpu = "CPU tensors run in its interpreter" if triton["interpreter"] else "CPU tensors keep the CPU backend"
+    return f"backend triton  selected for GPUs, Triton {triton['version'] or 'of unknown version'}; {cpu}"
+
+
 def _text(facts: Dict[str, Any]) -> str:
     def size(file):
         missing = file["bytes"] is None
@@ -148,6 +168,8 @@ def _text(facts: Dict[str, Any]) -> str:
         lines += _cpu_text(facts["backends"]["cpu"])
     if "gpu" in facts["backends"]:
         lines += _gpu_text(facts["backends"]["gpu"])
+    if "triton" in facts["backends"]:
+        lines.append(_triton_text(facts["backends"]["triton"]))
     lines += [f"environment     {name}={value}" for name, value in facts["environment"].items()]
     lines += [f"not there yet   {what}: {how}" for what, how in facts["missing"].items()]
     lines.append(f"problem         {facts['problem'] or 'none'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 VARIABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
@@ -21,10 +22,12 @@ def triton_requested() -> bool:
 
 
 def use_triton() -> bool:
-    """The value of USE_TRITON_ROCM. There is no Triton backend yet, so a yes is an ImportError, never ignored."""
-    if triton_requested():
+    """The value of USE_TRITON_ROCM; ImportError when the Triton backend is asked for and there is no Triton."""
+    if not triton_requested():
+        return False
+    if importlib.util.find_spec("triton") is None:
         raise ImportError(
-            f"{VARIABLE} is {os.environ[VARIABLE]!r}, but the Triton backend is not in this version of flash_attn: "
-            "unset it to use the native backend."
+            f"{VARIABLE} is {os.environ[VARIABLE]!r}, but Triton is not installed: run `pip install triton` (a ROCm "
+            "build of torch brings its own, pytorch-triton-rocm), or unset the variable to use the native backend."
         )
-    return False
+    return True

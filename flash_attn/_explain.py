@@ -8,7 +8,7 @@ from typing import List, Optional
 
 import torch
 
-from flash_attn import _attention, _kvcache, _raw
+from flash_attn import _attention, _kvcache, _native, _raw
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Explanation:
     """One pass of one call. `str()` of it is readable text."""
 
     kernel: str  # such as "cpu.forward.bf16.avx512_bf16"
-    backend: str  # "cpu"
+    backend: str  # "cpu", "gpu" or "triton"
     instruction_set: str  # such as "avx512_bf16"
     tile: str  # such as "4 queries x 64 keys"
     reasons: List[str]
@@ -60,12 +60,22 @@ def _has_cu_seqlens(args, kwargs) -> bool:
     return "cu_seqlens_q" in kwargs or (len(args) > 3 and isinstance(args[3], torch.Tensor) and args[3].dim() == 1)
 
 
+def _explainers():
+    """What explains attention and attention over a cache, of the backend that is selected."""
+    if _raw.USE_TRITON_ROCM:
+        from flash_attn.flash_attn_triton_amd import explanation
+
+        return explanation.explain, explanation.explain_cache
+    native = _native.load()
+    return native._explain, native._explain_kvcache
+
+
 def _explain_cache_call(call) -> Explanation:
     """call: the bound arguments of flash_attn_with_kvcache, by name."""
     q, k_cache, v_cache = _unpacked(call)
     _kvcache.check_caches(k_cache, v_cache)
     names = ("rotary_cos", "rotary_sin", "cache_batch_idx", "cache_leftpad", "block_table", "alibi_slopes")
-    explained = _raw.flash_attn_gpu._explain_kvcache(
+    explained = _explainers()[1](
         q,
         k_cache,
         v_cache,
@@ -106,7 +116,7 @@ def _explain_call(call) -> Explanation:
         *(call.get(name) for name in ("attn_bias", "attn_mask", "learnable_sink", "key_begin", "key_end")),
         *(call.get(name) for name in ("block_table", "seqused_k", "leftpad_k")),
     )
-    explain_pass = _raw.flash_attn_gpu._explain
+    explain_pass = _explainers()[0]
     stored = any(call.get(name) is not None for name in ("block_table", "seqused_k", "leftpad_k"))
     records_gradient = not stored and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     backward = Explanation(**explain_pass(*problem, True)) if records_gradient else None

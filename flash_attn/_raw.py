@@ -16,8 +16,13 @@ from flash_attn import _backend_choice, _native
 
 USE_TRITON_ROCM = _backend_choice.use_triton()
 
-# The pybind11 module with upstream's five positional functions. Loading it registers the operators used below.
+# The module with upstream's five positional functions. Loading the native one registers the operators used below.
 flash_attn_gpu = _native.load()
+if USE_TRITON_ROCM:
+    from flash_attn.flash_attn_triton_amd import interface_fa, operators
+
+    flash_attn_gpu = interface_fa
+    _triton_kernels = operators.register()  # registered while this lives
 
 MAX_HEAD_DIM = 576
 

@@ -13,7 +13,7 @@ export PYTHONPATH=$PWD:$PWD/tests/python FLASH_ATTN_CHECK_LOG=$out
 
 capability() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .; }
 
-all_groups=(build kernels grid large sanitize stress train bench guides)
+all_groups=(build kernels grid large sanitize stress train bench guides triton)
 describe() {
   cat <<'TEXT'
 build     compile the package for this torch, the code objects for this GPU, and tests/gpu
@@ -25,6 +25,7 @@ stress    the contract's race loop, graph capture and replay, two streams, torch
 train     examples/train_gpt.py on the GPU against plain attention
 bench     benchmarks/attention.py against torch's FlashAttention-2 and its math attention
 guides    what docs/install-amd.md tells people to type: verification and both of its benchmarks
+triton    the Triton backend: its suite on the GPU, and its speed beside the native kernels
 TEXT
 }
 
@@ -69,6 +70,16 @@ guides() {
   python3 benchmarks/benchmark_flash_attn.py --json "$out/benchmark_flash_attn.json" --plot "$out/benchmark_flash_attn.png"
   python3 benchmarks/benchmark_flash_attn.py --causal --backward --json "$out/benchmark_flash_attn_backward.json"
   python3 benchmarks/benchmark_fa2_vs_fa3_mlp_transformer.py --preset mi300x --output-json "$out/benchmark_fa2_vs_fa3.json"
+}
+
+triton() {
+  local status=0
+  # Both run whatever the other says. The suite compiles hundreds of kernels: several processes, Triton's cache kept.
+  FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE TRITON_CACHE_DIR=$PWD/build/gpu/triton OMP_NUM_THREADS=1 timeout 400 \
+    python3 -m pytest -q -n 8 tests/test_flash_attn_triton_amd.py || status=1
+  TRITON_CACHE_DIR=$PWD/build/gpu/triton timeout 180 \
+    python3 benchmarks/triton_backend.py --json "$out/bench-triton.json" || status=1
+  return $status
 }
 
 case ${1:-} in -h | --help) describe && exit ;; esac

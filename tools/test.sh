@@ -2,7 +2,7 @@
 # The test suite in stages, on the environment of tools/setup.sh.
 #
 #   tools/test.sh                all stages
-#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, kernels, simulation, matrix, wheel,
+#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, kernels, simulation, matrix, triton, wheel,
 #                                docs, and fuzz, which is long
 #   tools/test.sh build clients  client libraries with the package; their set-up downloads them
 #   tools/test.sh second-torch   set-up, build and the stated subset (pytest's marker second_torch) on Debian's torch
@@ -92,6 +92,38 @@ test_simulation() {
   test_python -m gpu --support-json=build/support-gpu.json
 }
 
+# Triton of requirements/triton.txt into the environment, unless it is there.
+install_triton() {
+  "$venv/bin/python" - <<'PY' || "$venv/bin/python" -m pip install --no-input -q --no-deps -r requirements/triton.txt
+import importlib.metadata, sys
+wanted = [line.strip() for line in open("requirements/triton.txt") if line.startswith("triton==")]
+try:
+    sys.exit("triton==" + importlib.metadata.version("triton") not in wanted)
+except importlib.metadata.PackageNotFoundError:
+    sys.exit(1)
+PY
+}
+
+# The Triton backend's suite in Triton's interpreter.
+test_triton() {
+  # shellcheck disable=SC2086
+  FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE OMP_NUM_THREADS=1 \
+    "$venv/bin/python" -m pytest -n "$jobs" tests/test_flash_attn_triton_amd.py ${PYTEST_ARGS:-}
+}
+
+# Its kernels compiled for AMD's GPUs.
+compile_triton() {
+  PYTHONPATH=$PWD "$venv/bin/python" tools/triton_compile.py --jobs "$jobs" --json build/triton.json
+}
+
+# Their code objects for gfx942, executed by the simulator.
+simulate_triton() {
+  llvm_is_there "the Triton kernels were not executed" || return 0
+  [ -f build/gfxsim/CMakeCache.txt ] || cmake -S tools/gfxsim -B build/gfxsim
+  cmake --build build/gfxsim --parallel "$jobs" --target gfxsim_hip
+  PYTHONPATH=$PWD "$venv/bin/python" tools/triton_simulate.py
+}
+
 use() {
   venv=$1 build_dir=$2
   PATH=$PWD/$venv/bin:$PATH
@@ -112,6 +144,12 @@ run_stage() {
     write-matrix) stage "support matrix" support_matrix --write ;;
     wheel) stage wheel test_wheel ;;
     docs) stage "documentation's site" make docs ;;
+    triton)
+      stage "Triton, installed" install_triton
+      stage "Triton, interpreted" test_triton
+      stage "Triton, compiled" compile_triton
+      stage "Triton, simulated" simulate_triton
+      ;;
     kernels)
       stage "code objects" test_kernels
       stage simulator test_simulator
@@ -131,7 +169,7 @@ run_stage() {
       ;;
     *)
       echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, kernels," \
-        "simulation, matrix, write-matrix, wheel, docs, fuzz, clients and second-torch" >&2
+        "simulation, matrix, write-matrix, triton, wheel, docs, fuzz, clients and second-torch" >&2
       exit 2
       ;;
   esac
@@ -142,7 +180,7 @@ if [ "$*" != second-torch ]; then
   stage set-up tools/setup.sh test
   use .venv build/dev
 fi
-if [ $# -eq 0 ]; then set -- lint build cpp sanitize python kernels simulation matrix wheel docs; fi
+if [ $# -eq 0 ]; then set -- lint build cpp sanitize python kernels simulation matrix triton wheel docs; fi
 for name in "$@"; do run_stage "$name"; done
 
 printf '\n'

@@ -100,9 +100,18 @@ def test_triton_is_not_chosen_here():
     assert interface.USE_TRITON_ROCM is False
 
 
-@pytest.mark.parametrize("value, words", [("TRUE", ["not in this version"]), ("maybe", ["'maybe'", "true", "false"])])
-def test_triton_requested(value, words):
-    code = "try:\n  import flash_attn\nexcept ImportError as error:\n  print(error)"
+@pytest.mark.parametrize(
+    "value, words", [("TRUE", ["is not installed", "pip install triton"]), ("maybe", ["'maybe'", "true", "false"])]
+)
+def test_triton_that_cannot_be_used(value, words):
+    code = """
+import sys
+sys.modules["triton"] = None  # as if it were not installed
+try:
+    import flash_attn
+except ImportError as error:
+    print(error)
+"""
     result = python("-c", code, **{TRITON: value})
     assert result.stdout.count("\n") == 1 and TRITON in result.stdout, result.stderr
     assert all(word in result.stdout for word in words)
@@ -232,6 +241,7 @@ def test_report_as_json():
     cpu = facts["backends"]["cpu"]
     assert cpu["available"] == interface.flash_attn_gpu._cpu_isas() and cpu["threads"] >= 1
     assert set(cpu["chosen"].values()) <= set(cpu["available"])
+    assert facts["backends"]["triton"]["selected"] is False
     assert "on GPUs" in facts["missing"] and facts["backends"]["gpu"]["code_objects"] is not None
 
 
@@ -252,7 +262,7 @@ def test_report_as_text():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.orig_argv is new in Python 3.10")
-@pytest.mark.parametrize("name, value", [(TRITON, "TRUE"), (TRITON, "maybe"), ("FLASH_ATTN_CPU_ISA", "mmx")])
+@pytest.mark.parametrize("name, value", [(TRITON, "maybe"), ("FLASH_ATTN_CPU_ISA", "mmx")])
 def test_report_of_an_installation_that_cannot_be_used(name, value):
     result = python("-m", "flash_attn", "--json", **{name: value})
     assert result.returncode == 1, result.stderr

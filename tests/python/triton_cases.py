@@ -1,0 +1,106 @@
+"""Grids of the Triton backend's suite, tests/test_flash_attn_triton_amd.py: small, since an interpreter runs them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cases
+import harness
+import kvcache_model as model
+import pytest
+import torch
+from cases import Case
+
+DTYPES = ("fp32", "fp16", "bf16")
+LENGTHS = {
+    "wide": ((70, 150),),
+    "tall": ((150, 70),),
+    "one": ((1, 147),),
+    "packed": ((70, 90), (0, 5), (7, 0), (33, 65)),
+}
+EXTRAS = {
+    "none": {},
+    "softcap": {"softcap": 12.0},
+    "alibi": {"alibi": "BH"},
+    "dropout": {"dropout_p": 0.3},
+    "lse": {"lse_gradient": True},
+}
+FACTORS = {
+    "dtype": DTYPES,
+    "lengths": tuple(LENGTHS),
+    "mask": ("full", "causal", "left", "both", "narrow"),
+    "D": (8, 59, 64, 80),
+    "heads": ("one", "gqa", "mqa"),
+    "extra": tuple(EXTRAS),
+    "strides": ("contiguous", "heads first", "sliced"),
+}
+
+
+def case_of(row) -> Case:
+    H, Hk = {"one": (1, 1), "gqa": (4, 2), "mqa": (2, 1)}[row["heads"]]
+    lengths, varlen = LENGTHS[row["lengths"]], row["lengths"] == "packed"
+    case = Case(row["dtype"], lengths, varlen, (3, 2) if varlen else (0, 0), H, Hk, row["D"], strides=row["strides"])
+    return replace(case, **cases.MASKS[row["mask"]], **EXTRAS[row["extra"]])
+
+
+CACHES = {
+    "storage": ("rows", "cache_batch_idx", "page 3", "page 16"),
+    "dtype": DTYPES,
+    "Sq": (1, 5),
+    "new": (0, 1, 5),
+    "rotary": (None, "interleaved", "halves"),
+    "leftpad": (False, True),
+    "mask": ("full", "causal", "both", "narrow"),
+    "extra": ("none", "softcap", "alibi"),
+    "heads": ("gqa", "mqa"),
+    "num_splits": (0, 3),
+}
+
+
+def cache_call(row) -> model.Call:
+    g = torch.Generator().manual_seed(0)
+    dtype, D, B, slots, new = harness.TORCH_DTYPES[row["dtype"]], 24, 2, 90, row["new"]
+    H, Hk = {"gqa": (4, 2), "mqa": (3, 1)}[row["heads"]]
+
+    def tensor(*shape):
+        return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
+
+    call = model.Call(tensor(B, row["Sq"], H, D), *(None,) * 2)
+    call.cache_seqlens = torch.tensor([70, 0 if new else 1], dtype=torch.int32)
+    if row["storage"].startswith("page"):
+        page = int(row["storage"].split()[1])
+        count = -(-slots // page)
+        call.block_table = torch.randperm(B * count + 2, generator=g)[: B * count].view(B, count).int()
+        call.k_cache, call.v_cache = tensor(B * count + 2, page, Hk, D), tensor(B * count + 2, page, Hk, D)
+    else:
+        rows = 4 if row["storage"] == "cache_batch_idx" else B
+        call.k_cache, call.v_cache = tensor(rows, slots, Hk, D), tensor(rows, slots, Hk, D)
+        call.cache_batch_idx = torch.tensor([3, 0], dtype=torch.int32) if rows == 4 else None
+    if new:
+        call.k, call.v = tensor(B, new, Hk, D), tensor(B, new, Hk, D)
+    if row["rotary"]:
+        angle = torch.rand(call.slots + 8, 8, generator=g) * 6
+        call.rotary_cos, call.rotary_sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        call.rotary_interleaved = row["rotary"] == "interleaved"
+    call.cache_leftpad = torch.tensor([17, 0], dtype=torch.int32) if row["leftpad"] else None
+    settings = dict(cases.MASKS[row["mask"]])
+    call.options = {"num_splits": row["num_splits"], "window_size": settings.pop("window", (-1, -1)), **settings}
+    if row["extra"] == "softcap":
+        call.options["softcap"] = 9.0
+    if row["extra"] == "alibi":
+        call.options["alibi_slopes"] = 0.2 * torch.rand(B, H, generator=g)
+    return call
+
+
+PLAIN_CACHE = {"storage": "rows", "dtype": "fp32", "Sq": 1, "new": 1, "rotary": None, "leftpad": False,
+               "mask": "causal", "extra": "none", "heads": "gqa", "num_splits": 0}  # fmt: skip
+
+
+GRID = cases.covering(FACTORS)
+CACHE_GRID = cases.covering(CACHES, lambda row: not (row.get("rotary") and row.get("new", 1) == 0))
+
+
+def params(rows, convert):
+    """A parameter for each row, named after its values."""
+    names = [f"{n}-" + "-".join(str(v).replace(" ", "") for v in row.values()) for n, row in enumerate(rows)]
+    return [pytest.param(convert(row), id=name) for row, name in zip(rows, names)]

@@ -1,0 +1,360 @@
+"""The Triton backend against the oracle, at the contract's tolerances; upstream's name for its suite.
+
+    FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE pytest tests/test_flash_attn_triton_amd.py
+
+On a machine without a GPU Triton's interpreter runs the kernels, on one with a GPU the GPU does, with longer sequences.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+VARIABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
+AUTOTUNE = "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE"
+if os.environ.get(VARIABLE, "").lower() not in ("true", "1", "on", "yes"):
+    pytest.skip(f"the Triton backend is not selected: set {VARIABLE}=TRUE", allow_module_level=True)
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+pytest.importorskip("triton", reason="Triton is not installed: pip install -r requirements/triton.txt")
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "python"))
+
+import harness  # noqa: E402
+import kvcache_model as model  # noqa: E402
+import oracle  # noqa: E402
+import philox  # noqa: E402
+import triton_cases  # noqa: E402
+import triton_refused  # noqa: E402
+from cases import Case  # noqa: E402
+from devices import Device  # noqa: E402
+
+import flash_attn  # noqa: E402
+from flash_attn import _native, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: E402
+from flash_attn import flash_attn_interface as interface  # noqa: E402
+from flash_attn.flash_attn_triton_amd import interface_fa, interface_v2, tuning  # noqa: E402
+
+DEVICE = Device("cuda" if ON_GPU else "cpu")
+DTYPES = ("fp32", "fp16", "bf16")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def there(*tensors):
+    """The tensors on the device that the suite tests."""
+    moved = [x.to(DEVICE.torch_name) if isinstance(x, torch.Tensor) else x for x in tensors]
+    return moved if len(moved) > 1 else moved[0]
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    return there(torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype))
+
+
+# Forward and backward.
+
+
+@pytest.mark.parametrize("case", triton_cases.params(triton_cases.GRID, triton_cases.case_of))
+def test_flash_attn_output(case):
+    harness.check(case, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("bf16", ((20, 70),), H=2, Hk=1, D=40, Dv=24, causal=True),
+        Case("fp32", ((20, 70),), H=1, Hk=1, D=256, Dv=16),
+        Case("fp16", ((70, 70),), H=2, Hk=2, D=32, causal=True, packing="qkv"),
+        Case("bf16", ((70, 70), (5, 5)), True, H=2, Hk=2, D=32, packing="qkv"),
+        Case("fp16", ((70, 30),), H=2, Hk=1, D=32, packing="kv", scale=0.3),
+        Case("bf16", ((30, 70), (5, 9)), True, H=2, Hk=1, D=32, packing="kv", window=(9, -1)),
+        Case("fp32", ((20, 33),), H=2, Hk=2, D=1, window=(-1, 4), alibi="H"),
+    ],
+    ids=lambda case: case.id,
+)
+def test_head_dims_and_packing(case):
+    harness.check(case, device=DEVICE)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="long sequences need a GPU: the interpreter would take hours")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("D", (64, 80, 96, 128, 192, 256))
+@pytest.mark.parametrize("more", [{}, {"causal": True}, {"window": (200, 100)}, {"dropout_p": 0.2}], ids=str)
+def test_long_sequences(dtype, D, more):
+    harness.check(Case(dtype, ((1023, 2049),), H=4, Hk=2, D=D, **more), device=DEVICE)
+
+
+@pytest.mark.parametrize("lengths", [((0, 5),), ((5, 0),), ((70, 20),)], ids=str)
+def test_rows_without_keys(lengths):
+    """out 0, lse +inf, gradients 0: no keys, no queries, or more queries than a causal mask gives keys to."""
+    harness.check(Case(lengths=lengths * 2, H=2, Hk=1, D=16, causal=True), device=DEVICE)
+
+
+@pytest.mark.parametrize("infinity", (math.inf, -math.inf))
+def test_backward_takes_either_infinity(infinity):
+    q, k, v, dout = (randn(1, n, 2, 16, seed=n) for n in (40, 20, 20, 40))
+    score = (0.0, 0.25, True, -1, -1, 0.0)
+    out, lse, _, _ = interface_fa.fwd(q, k, v, None, None, *score, False)
+    assert torch.isposinf(lse[..., :20]).all() and torch.isfinite(lse[..., 20:]).all()
+    expected = interface_fa.bwd(dout, q, k, v, out, lse, None, None, None, None, *score, False)
+    lse[..., :20] = infinity
+    got = interface_fa.bwd(dout, q, k, v, out, lse, None, None, None, None, *score, False)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected)) and (got[0][:, :20] == 0).all()
+
+
+# Dropout.
+
+
+@pytest.mark.parametrize("p", (0.1, 0.5, 0.99))
+def test_dropout_mask_is_the_projects(p):
+    """S_dmask's signs are the mask that Philox gives, over a batch, heads, and more than one block of keys."""
+    q, k = randn(2, 5, 3, 16), randn(2, 150, 3, 16, seed=1)
+    torch.manual_seed(3)
+    _, _, s_dmask, rng_state = interface_fa.fwd(q, k, k, None, None, p, 0.25, False, -1, -1, 0.0, True)
+    keep = philox.keep_mask(rng_state.tolist(), p, 2, 3, 5, 150)
+    assert torch.equal(~torch.signbit(s_dmask.cpu()), keep)
+
+
+def test_dropout_draws_what_the_native_backend_draws():
+    q, k, v = (torch.randn(2, 70, 2, 32) for _ in range(3))
+    score = (0.2, 0.25, True, -1, -1, 0.0)
+    torch.manual_seed(11)
+    native = _native.load().fwd(q, k, v, None, None, *score, True, None)
+    torch.manual_seed(11)
+    out, lse, s_dmask, rng_state = interface_fa.fwd(*there(q, k, v), None, None, *score, True)
+    if not ON_GPU:
+        assert torch.equal(rng_state, native[3])
+        seen = native[2] != 0
+        assert torch.equal(torch.signbit(s_dmask)[seen], torch.signbit(native[2])[seen])
+        torch.testing.assert_close(out, native[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(s_dmask, native[2], rtol=1e-5, atol=1e-5)
+    # The same state gives the native backward pass the same mask.
+    dout = torch.randn(q.shape)
+    state = rng_state.cpu()
+    expected = _native.load().bwd(
+        dout, q, k, v, out.cpu(), lse.cpu(), None, None, None, None, *score, False, None, state
+    )
+    got = interface_fa.bwd(*there(dout, q, k, v), out, lse, None, None, None, None, *score, False, None, rng_state)
+    for a, b in zip(got, expected):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-5)
+
+
+def test_seeds_repeat():
+    q = randn(1, 20, 1, 16)
+    outs = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        outs.append(flash_attn_func(q, q, q, dropout_p=0.5))
+    assert torch.equal(outs[0], outs[1]) and not torch.equal(outs[0], outs[2])
+
+
+# Raw functions.
+
+
+@pytest.mark.parametrize("module", (interface_fa, interface_v2), ids=("fa", "v2"))
+@pytest.mark.parametrize(
+    "name, count", [("fwd", 13), ("varlen_fwd", 22), ("bwd", 19), ("varlen_bwd", 24), ("fwd_kvcache", 20)]
+)
+def test_arities_are_upstreams(module, name, count):
+    names = list(inspect.signature(getattr(module, name)).parameters)
+    assert [n for n in names if not n.startswith("descale_")] == names[:count]
+    assert all(n.startswith("descale_") for n in names[count:]) and (module is interface_fa or len(names) == count)
+
+
+@pytest.mark.parametrize("arguments", (21, 22))
+def test_raw_varlen_functions(arguments):
+    case = Case("fp16", ((30, 70), (9, 9)), True, H=4, Hk=2, D=40, softcap=15.0)
+    inputs = harness.placed(harness.make_inputs(case), DEVICE)
+    q, k, v = (x.detach() for x in inputs.leaves)
+    cu, longest = (inputs.cu_seqlens_q, inputs.cu_seqlens_k), inputs.max_seqlens
+    score = (0.0, 40**-0.5, True, False, -1, -1, 15.0)
+    options = (*cu, None, None, None, None, *longest, *score, False, None, *(0,) * (arguments - 21))
+    out, lse, s_dmask, rng_state = interface_v2.varlen_fwd(q, k, v, None, *options)
+    assert s_dmask.shape == (0,) and rng_state.tolist() == [0, 0]
+    wide = [torch.full((len(x), 2, *x.shape[1:]), math.nan, dtype=x.dtype, device=x.device) for x in (q, k, v)]
+    buffers = [x[:, 1] for x in wide]
+    options = (*cu, None, *longest, *score, True, None, None)
+    *grads, softmax_d = interface_v2.varlen_bwd(inputs.dout, q, k, v, out, lse, *buffers, *options)
+    assert all(a.data_ptr() == b.data_ptr() for a, b in zip(grads, buffers)) and softmax_d.shape == lse.shape
+    assert all(torch.isnan(x[:, 0]).all() for x in wide)
+    reference = harness.make_inputs(case)
+    ref, pt = (harness.reference(reference, None, a) for a in harness.arithmetics(case))
+    harness.compare(case, reference, out.cpu(), lse.cpu(), [x.cpu() for x in grads], ref, pt)
+
+
+def test_softmax_d_and_a_given_buffer():
+    q, k, dout = (randn(1, n, 2, 16, seed=n) for n in (40, 20, 41))
+    dout = dout[:, :40]
+    buffer = torch.full((1, 2, 40, 16), math.nan, device=q.device).transpose(1, 2)
+    score = (0.0, 0.25, False, -1, -1, 0.0)
+    out, lse, _, _ = interface_fa.fwd(q, k, k, buffer, None, *score, False)
+    assert out is buffer and torch.isfinite(buffer).all()
+    softmax_d = interface_fa.bwd(dout, q, k, k, out, lse, None, None, None, None, *score, True)[3]
+    torch.testing.assert_close(softmax_d, (dout * out).sum(-1).transpose(1, 2), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_deterministic():
+    q, k = randn(1, 70, 4, 32, dtype=torch.float16), randn(1, 90, 2, 32, dtype=torch.float16)
+    leaves = [x.requires_grad_() for x in (q, k, k.clone())]
+    grads = [torch.autograd.grad(flash_attn_func(*leaves, causal=True).float().sum(), leaves) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*grads))
+
+
+# Stored keys.
+
+
+@pytest.mark.parametrize("row", triton_cases.params(triton_cases.CACHE_GRID, dict))
+def test_flash_attn_kvcache(row):
+    call = triton_cases.cache_call(row)
+    expected = model.appended(call)
+    ref, pt = (model.attend(call, expected, a) for a in (oracle.EXACT, oracle.same_precision(call.q.dtype)))
+    arguments = {name: there(x) for name, x in call.arguments().items()}
+    out, lse = (x.cpu() for x in flash_attn_with_kvcache(**arguments, return_softmax_lse=True))
+    k_cache, v_cache = arguments["k_cache"].cpu(), arguments["v_cache"].cpu()
+    assert torch.equal(v_cache, expected[1])
+    if call.rotary_cos is None:
+        assert torch.equal(k_cache, expected[0])
+    torch.testing.assert_close(k_cache, expected[0], rtol=1e-3, atol=1e-3)
+    harness.assert_within("out", out, ref[0], pt[0], 3, 1e-5, "kv cache")
+    finite = torch.isfinite(ref[1])
+    assert torch.equal(torch.isposinf(lse), ~finite)
+    tolerance = 2e-2 if call.rotary_cos is not None and row["dtype"] != "fp32" else 1e-4
+    torch.testing.assert_close(lse[finite].double(), ref[1][finite], rtol=tolerance, atol=tolerance)
+
+
+def test_cache_seqlens_as_int_and_none():
+    call = triton_cases.cache_call({**triton_cases.PLAIN_CACHE, "new": 0})
+    q, k, v = there(call.q, call.k_cache, call.v_cache)
+    whole = flash_attn_with_kvcache(q, k, v)
+    torch.testing.assert_close(whole, flash_attn_func(q, k, v), rtol=1e-5, atol=1e-5)
+    assert torch.equal(flash_attn_with_kvcache(q, k, v, cache_seqlens=90), whole)
+
+
+@pytest.mark.parametrize("seqused", (False, True))
+def test_paged_varlen(seqused):
+    """What packed keys give, with the keys in pages."""
+    lengths, page = [60, 0, 21], 16
+    q, k, v = randn(20, 4, 24), randn(81, 2, 24, seed=1), randn(81, 2, 24, seed=2)
+    cu_q, cu_k = there(torch.tensor([0, 3, 5, 20], dtype=torch.int32), harness.cumulative(lengths))
+    table = torch.randperm(12).view(3, 4).int()
+    pages_k, pages_v = (torch.full((12, page, 2, 24), math.nan) for _ in range(2))
+    for b, n in enumerate(lengths):
+        for j in range(n):
+            at = int(table[b, j // page]), j % page
+            pages_k[at], pages_v[at] = k[int(cu_k[b]) + j].cpu(), v[int(cu_k[b]) + j].cpu()
+    settings = dict(causal=True, window_size=(30, 0), return_attn_probs=True)
+    expected = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 15, 60, **settings)
+    more = {"seqused_k": there(torch.tensor(lengths, dtype=torch.int32))} if seqused else {}
+    pages_k, pages_v, table = there(pages_k, pages_v, table)
+    got = flash_attn_varlen_func(q, pages_k, pages_v, cu_q, cu_k, 15, 60, block_table=table, **settings, **more)
+    for a, b in zip(got, expected):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_used_and_padded_keys_in_varlen():
+    q, k, v = randn(9, 4, 24), randn(130, 2, 24, seed=1), randn(130, 2, 24, seed=2)
+    cu_q, cu_k = there(torch.tensor([0, 3, 9], dtype=torch.int32), torch.tensor([0, 100, 130], dtype=torch.int32))
+    pad, used = there(torch.tensor([7, 0], dtype=torch.int32), torch.tensor([90, 20], dtype=torch.int32))
+    got = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 6, 100, causal=True, leftpad_k=pad, seqused_k=used)
+    rows = torch.cat((torch.arange(7, 90), torch.arange(100, 120))).to(q.device)
+    cu = there(torch.tensor([0, 83, 103], dtype=torch.int32))
+    expected = flash_attn_varlen_func(q, k[rows], v[rows], cu_q, cu, 6, 83, causal=True)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+# What is refused, by name.
+
+
+@pytest.mark.parametrize("words", list(triton_refused.refused(there)))
+def test_refused(words):
+    error, call = triton_refused.refused(there)[words]
+    with pytest.raises(error, match=words.replace("`", ".")):
+        call()
+
+
+# How the backend is selected, described, and tuned.
+
+
+def test_selected():
+    assert interface.USE_TRITON_ROCM is True and interface.flash_attn_gpu is interface_fa
+
+
+def test_explain():
+    q = there(torch.zeros(1, 4, 2, 16)).requires_grad_()
+    explanation = flash_attn.explain(q, q, q, causal=True)
+    assert explanation.backend == explanation.backward.backend == "triton"
+    assert explanation.kernel.startswith("triton.forward.fp32") and "TRITON" in str(explanation)
+    assert "triton.stored" in str(flash_attn.explain(flash_attn_with_kvcache, q, q, q, cache_seqlens=3))
+    with pytest.raises(NotImplementedError, match="attn_mask"):
+        flash_attn.explain(q, q, q, attn_mask=there(torch.ones(1, 4, dtype=torch.bool)))
+
+
+def test_inference_mode_and_compile():
+    q = randn(1, 20, 2, 16)
+    expected = flash_attn_func(q, q, q, causal=True)
+    with torch.inference_mode():
+        assert torch.equal(flash_attn_func(q, q, q, causal=True), expected)
+        packed = torch.stack((q, q, q), 2)
+        assert torch.equal(flash_attn.flash_attn_qkvpacked_func(packed, causal=True), expected)
+    compiled = torch.compile(lambda x: flash_attn_func(x, x, x, causal=True), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q), expected)
+
+
+def child(code, **environment):
+    merged = {**os.environ, "PYTHONPATH": str(HERE.parent), **environment}
+    merged = {name: value for name, value in merged.items() if value is not None}
+    return subprocess.run([sys.executable, "-c", code], env=merged, capture_output=True, text=True)
+
+
+def test_cpu_tensors_keep_the_cpu_backend():
+    """Without the interpreter, whatever is selected for GPUs."""
+    code = """
+import torch, flash_attn
+from flash_attn import flash_attn_interface as interface
+q = torch.randn(1, 4, 2, 16)
+e = flash_attn.explain(q, q, q)
+assert e.backend == "cpu" and "TRITON_INTERPRET=1" in str(e), e
+flash_attn.flash_attn_func(q, q, q, attn_mask=torch.ones(1, 4, dtype=torch.bool))  # which Triton would refuse
+out = flash_attn.flash_attn_func(q, q, q)
+raw = interface.flash_attn_gpu.fwd(q, q, q, None, None, 0.0, 0.25, False, -1, -1, 0.0, False, None)
+assert interface.USE_TRITON_ROCM and torch.equal(raw[0], out)
+"""
+    result = child(code, TRITON_INTERPRET=None)
+    assert result.returncode == 0, result.stderr
+
+
+def test_tuning_is_shown_and_kept(tmp_path):
+    """The first call measures with a progress display; a second process finds the result."""
+    code = """
+import torch, flash_attn
+q = torch.randn(1, 4, 2, 16, device="cuda" if torch.cuda.is_available() else "cpu")
+print(flash_attn.flash_attn_func(q, q, q).isfinite().all().item())
+"""
+    environment = {AUTOTUNE: "TRUE", "XDG_CACHE_HOME": str(tmp_path)}
+    first = child(code, **environment)
+    assert first.stdout == "True\n" and "tuning forward/float32/d16x16" in first.stderr, first.stderr
+    (file,) = (tmp_path / "flash_attn" / "triton").glob("*.json")
+    assert file.name == tuning.device_name(torch.device(DEVICE.torch_name)) + ".json"
+    kept = json.loads(file.read_text())
+    assert list(kept) == ["forward/float32/d16x16"] and len(kept["forward/float32/d16x16"]) == 4
+    second = child(code, **environment)
+    assert second.stdout == "True\n" and "tuning" not in second.stderr, second.stderr
+
+
+def test_a_wrong_tuning_switch_is_an_error(monkeypatch):
+    monkeypatch.setenv(AUTOTUNE, "maybe")
+    q = there(torch.zeros(1, 4, 2, 16))
+    with pytest.raises(RuntimeError, match="'maybe'"):
+        flash_attn_func(q, q, q)
