@@ -251,8 +251,8 @@ class Backward {
   void query_block(const Rows& r, const QueryBlock& q, index_t kb, Range keys, const Scratch& s) const {
     if (p_.dropout.active)
       for (index_t j = keys.begin; j < keys.end; j += 64)
-        dropout_columns<Simd>(p_.dropout, r.b, r.h, r.first, r.count, j,
-                              s.dropout + (j - keys.begin) * tiles_.queries / 8, tiles_.queries / 8);
+        dropout_columns<Simd, Target>(p_.dropout, r.b, r.h, r.first, r.count, j,
+                                      s.dropout + (j - keys.begin) * tiles_.queries / 8, tiles_.queries / 8);
     if (addend_.columns_differ())
       addend_.columns(r.rule, r.b, r.h, {r.first, r.first + r.count}, keys, s.addend_rows, s.addend, tiles_.queries);
     else if (addend_.columns_given())

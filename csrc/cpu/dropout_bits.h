@@ -23,7 +23,8 @@ FA_INLINE void philox_lanes(Wide w[4], PhiloxKey key) {
 }
 
 // Bit j - j0 of `bits` for j in [j0, j0 + n) of query i; j0 is a multiple of 64, and whole groups of 256 are written.
-template <class Simd>
+// `Target` keeps the copies of kernels apart that share a vector type but not an instruction set.
+template <class Simd, class Target = Simd>
 void dropout_row(const DropoutRule& rule, index_t b, index_t h, index_t i, index_t j0, index_t n, std::uint8_t* bits) {
   using Wide = typename Simd::Wide;
   constexpr index_t kLanes = 2 * Wide::kLanes;
@@ -49,7 +50,7 @@ void dropout_row(const DropoutRule& rule, index_t b, index_t h, index_t i, index
 
 // Bit i - i0 of bits[(j - j0) * stride ...] for the 64 keys from j0 (a multiple of 64) and queries i0 .. i0 + n - 1;
 // queries are written in whole groups of 16. stride: bytes.
-template <class Simd>
+template <class Simd, class Target = Simd>
 void dropout_columns(const DropoutRule& rule, index_t b, index_t h, index_t i0, index_t n, index_t j0,
                      std::uint8_t* bits, index_t stride) {
   using Wide = typename Simd::Wide;

@@ -216,7 +216,8 @@ class ForwardStrips {
       for (index_t n = 0; n < plan_.o_stride; n += W) Simd::store(o + n, Simd::load(o + n) * V(rescale));
     }
     const DropoutRule dropout = p_.dropout;
-    if (dropout.active) dropout_row<Simd>(dropout, block.b, block.head(r), block.query(r), c.origin, c.end, s.dropout);
+    if (dropout.active)
+      dropout_row<Simd, Target>(dropout, block.b, block.head(r), block.query(r), c.origin, c.end, s.dropout);
     const V shift = V(-state.shift());
     V sum = V(Real(0));
     for (index_t n = c.begin; n < c.end; n += W) {
@@ -231,7 +232,7 @@ class ForwardStrips {
   void write_dmask_row(const Block& block, index_t r, const Columns& c, Real* x, const Scratch& s) const {
     const index_t i = block.query(r);
     const Real factor = mask_and_transform(block, r, c, x, s).factor;
-    dropout_row<Simd>(p_.dropout, block.b, block.h, i, c.origin, c.end, s.dropout);
+    dropout_row<Simd, Target>(p_.dropout, block.b, block.h, i, c.origin, c.end, s.dropout);
     const V shift = V(-s.state[r].shift());
     for (index_t n = c.begin; n < c.end; n += W) {
       const V p = exp2(fma(Simd::load(x + n), V(factor), shift));

@@ -170,7 +170,7 @@ class BiasGradient {
     const index_t n = r.keys.end - r.keys.begin, padded = round_up(n, W);
     const DropoutRule& dropout = p_.dropout;
     addend_.row(r.rule, r.b, r.h, i, i + kRows < r.sequence.q_len ? kRows : 0, r.keys, s.addend);
-    if (dropout.active) dropout_row<Simd>(dropout, r.b, r.h, i, r.keys.begin, padded, s.dropout);
+    if (dropout.active) dropout_row<Simd, Target>(dropout, r.b, r.h, i, r.keys.begin, padded, s.dropout);
     const index_t at = p_.lse_offset(r.b, r.h) + i;
     const Real lse = static_cast<const Real*>(f_.lse)[at];
     if (std::isinf(lse)) return;  // A row that sees no key.
