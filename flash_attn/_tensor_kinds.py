@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 # Any other subclass meets the operators through its own __torch_dispatch__ or __torch_function__.
-_REMEDIES = {
-    "DTensor": "pass {name}.to_local(), sharded over the batch or the heads, and wrap the result again",
-    "MaskedTensor": "pass its data, and which keys count as attn_mask",
+_INSTEAD = {
+    "DTensor": "{name}.to_local(), sharded over the batch or the heads, and wrap the result again",
+    "MaskedTensor": "its data, and which keys count as attn_mask",
 }
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -28,6 +28,6 @@ def _refuse(name, x):
             f"jagged layout {name}.values() and {name}.offsets().int()."
         )
     for kind in type(x).__mro__:
-        if kind.__name__ in _REMEDIES:
-            remedy = _REMEDIES[kind.__name__].format(name=name)
-            raise TypeError(f"flash_attn: {name} is a {kind.__name__}; {remedy}.")
+        if kind.__name__ in _INSTEAD:
+            instead = _INSTEAD[kind.__name__].format(name=name)
+            raise TypeError(f"flash_attn: {name} is a {kind.__name__}; pass {instead}.")

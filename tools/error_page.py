@@ -29,6 +29,7 @@ filled in. `RuntimeError`: an argument is not accepted. `NotImplementedError`: i
 backend or dtype. `AssertionError`, `ValueError`, `TypeError`: where upstream's Python code raises these. `ImportError`:
 the installation does not fit. An argument of a wrong Python type is refused by torch (`Expected a value of type ...`)
 or pybind11 (`incompatible function arguments`), in their own words."""
+TRITON = "flash_attn/flash_attn_triton_amd/"
 # Section: what to know about it, and the paths whose texts belong there.
 SECTIONS = {
     "Tensors and numbers of attention": (
@@ -36,7 +37,8 @@ SECTIONS = {
         "Letters in shapes: B batch, Sq and Sk rows of queries and keys, Tq and Tk packed rows, H and Hk heads of "
         "queries and keys, D and Dv head dims of keys and values.",
         ("csrc/core/checks.h", "csrc/core/validate.cpp", "csrc/torch/", "flash_attn/_attention.py",
-         "flash_attn/_explain.py", "flash_attn/_function_classes.py", "flash_attn/_raw.py"),
+         "flash_attn/_explain.py", "flash_attn/_function_classes.py", "flash_attn/_raw.py",
+         "flash_attn/_tensor_kinds.py"),
     ),
     "Biases, masks, bounds and sinks": (
         "Shapes may have 1 where the text says `|1`, or leave leading dimensions out where it lists shorter shapes.",
@@ -51,6 +53,11 @@ SECTIONS = {
         "`import flash_attn_interface`; what is honoured there: [fa3.md](fa3.md).",
         ("flash_attn/_fa3",),
     ),
+    "Rotary position embedding": (
+        "AssertionErrors come from the Python functions, RuntimeErrors from the operators `torch.ops.flash_attn.rotate` "
+        "and `rotate_` that they call. Nothing was rotated. Letters: [rotary.h](../csrc/include/flash_attn/rotary.h).",
+        ("csrc/core/rotary_arguments.cpp", "flash_attn/layers/rotary.py", "flash_attn/ops/triton/rotary.py"),
+    ),
     "Layers, modules, losses and operations": (
         "Most are AssertionErrors, as upstream's are. What is accepted: [layers.md](layers.md).",
         ("flash_attn/layers/", "flash_attn/modules/", "flash_attn/losses/", "flash_attn/ops/", "flash_attn/utils/",
@@ -60,6 +67,14 @@ SECTIONS = {
         "Nothing was computed. `python -m flash_attn` shows what was found.",
         ("flash_attn/_native.py", "flash_attn/_backend_choice.py", "flash_attn/testing.py", "csrc/cpu/",
          "csrc/core/thread_pool.cpp"),
+    ),
+    "Client libraries": (
+        "Nothing in the library was changed. What is done to which version: [clients.md](clients.md).",
+        ("flash_attn/integrations/",),
+    ),
+    "The Triton backend": (
+        "It runs where FLASH_ATTENTION_TRITON_AMD_ENABLE is set; unset it to use the native backend.",
+        (TRITON,),
     ),
     "GPUs": (
         "Tensors on a GPU are never copied elsewhere in silence. Move them to the CPU, leave out what is missing, or "
@@ -75,18 +90,22 @@ SECTIONS = {
 
 CPP_CALLERS = "only C and C++ programs can cause it; Python's arguments always give these tensors"
 GPU = "it needs a GPU, a simulated one or a damaged installation"
-# Beginning of "path: text" of texts that no call of error_cases.py raises, and why.
+# Beginning of "path: text" of texts that no call of error_cases.py raises, and why. A folder, whose name ends with /, may
+# be one that a build leaves out.
 NOT_PROVOKED = {
     "csrc/core/c_api.cpp: ": "only C programs can cause it; tests/cpp has calls that do",
     "csrc/hip/": GPU,
+    TRITON: "it needs Triton",
     "csrc/core/features.cpp: ": GPU,
     "csrc/core/backend.h: ": GPU,
     "csrc/core/attention.cpp: ": "it needs a device for which there is no backend",
     "csrc/core/thread_pool.cpp: ": "only C and C++ programs choose the threads of a pool",
+    "csrc/core/rotary_arguments.cpp: flash_attn: out ": CPP_CALLERS,
     "csrc/core/score_arguments.cpp: flash_attn: {name} is the gradient of": CPP_CALLERS,
     "csrc/core/score_arguments.cpp: flash_attn: {name} must have the shape of": CPP_CALLERS,
     "csrc/core/key_storage.cpp: flash_attn: cache_batch_idx was given with cu_seqlens": CPP_CALLERS,
     "csrc/core/key_storage.cpp: flash_attn: cu_seqlens were given": CPP_CALLERS,
+    "csrc/torch/ops.cpp: {name} has no kernel for this kind of tensor": "another text names the argument first",
     "csrc/core/validate.cpp: flash_attn: {name} is missing; pass": CPP_CALLERS,
     "csrc/core/validate.cpp: flash_attn: q is missing": CPP_CALLERS,
     "csrc/core/validate.cpp: flash_attn: S_dmask (return_softmax) needs": CPP_CALLERS,
@@ -139,6 +158,11 @@ def _key(site):
     return f"{site.path}: {site.template}"
 
 
+def _is_absent(start):
+    """Whether a line of NOT_PROVOKED names a folder that is not there."""
+    return start.endswith("/") and not (ROOT / start).exists()
+
+
 def _raised_at(error, sites):
     """The sites that raised `error`: by line where that is Python, by text where it is C++."""
     message, place = str(error), None
@@ -187,6 +211,8 @@ def collect():
 def page(sections):
     lines = ["# Errors\n", MADE_BY, textwrap.fill(INTRODUCTION, 120) + "\n"]
     for title, entries in sections.items():
+        if not entries:
+            continue
         lines += [f"## {title}\n", textwrap.fill(SECTIONS[title][0], 120) + "\n"]
         for entry in entries.values():
             lines += entry.lines()
@@ -197,7 +223,7 @@ def complaints(missing, unknown):
     """What keeps the page from being complete, in words."""
     found = [f"no call raises, and no reason is stated: {_key(site)}" for site in missing if reason_for(site) is None]
     for start in NOT_PROVOKED:
-        if not any(_key(site).startswith(start) for site in missing):
+        if not _is_absent(start) and not any(_key(site).startswith(start) for site in missing):
             found.append(f"NOT_PROVOKED names what is provoked, or is not there: {start}")
     return found + [f"raised by no known text: {message}" for message in unknown]
 

@@ -1,19 +1,17 @@
 """Calls that raise, at least one for each error text of the package: of them tools/error_page.py makes docs/errors.md.
 
 The bad inputs of test_inputs.py and test_kvcache_errors.py are among them; error_cases_layers.py has those of layers,
-modules and operations.
+modules and operations, error_cases_environment.py those of the installation.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 import warnings
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List
-from unittest import mock
 
 import bad_inputs
+import error_cases_environment
 import error_cases_layers
 import test_kvcache_errors
 import torch
@@ -22,7 +20,7 @@ from test_kvcache import make_call
 
 import flash_attn
 import flash_attn_interface as fa3
-from flash_attn import _backend_choice, _native, _raw, testing
+from flash_attn import _raw
 from flash_attn._function_classes import FlashAttnFunc
 
 H, HK, D, DV = 4, 2, 16, 24
@@ -113,6 +111,7 @@ def _attention() -> Iterator[Case]:
         yield Case("flash_attn_varlen_func", name, lambda name=name: _differentiate_storage(name))
     yield Case("flash_attn_func", "create_graph", _twice)
     yield Case("flash_attn_func", "torch.func transforms", _transformed)
+    yield Case("flash_attn_func", "forward-mode derivatives", _forward_mode)
     yield Case("flash_attn_func", "device", _on_two_devices)
     yield Case("flash_attn_func", "fake tensors", _without_memory)
     yield Case("FlashAttnFunc.apply", "args", lambda: FlashAttnFunc.apply(1, 2))
@@ -148,6 +147,12 @@ def _transformed():
     torch.func.vmap(flash_attn.flash_attn_func)(q, q, q)
 
 
+def _forward_mode():
+    q, forward_ad = torch.randn(1, 3, H, D), torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        flash_attn.flash_attn_func(forward_ad.make_dual(q, q), q, q)
+
+
 def _on_two_devices():
     q = torch.zeros(1, 3, H, D)
     flash_attn.flash_attn_func(q, q.to("meta"), q)
@@ -158,6 +163,18 @@ def _without_memory():
 
     with FakeTensorMode():
         _raw_forward(torch.zeros(1, 3, H, D))
+
+
+def _kinds() -> Iterator[Case]:
+    """Tensors that are not plain ones."""
+    x = torch.zeros(2, 5, HK, D)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls both prototypes
+        nested = torch.nested.nested_tensor([x[0], x[1, :3]])
+        masked = torch.masked.masked_tensor(x, torch.ones_like(x).bool())
+    yield _dense("q", q=None)
+    yield _dense("q", q=nested)
+    yield _dense("k", k=masked)
 
 
 def _operators() -> Iterator[Case]:
@@ -181,6 +198,10 @@ def _operators() -> Iterator[Case]:
     name = "torch.ops.flash_attn.attention_backward"
     yield Case(name, "packing", backward(packing=3))
     yield Case(name, "bias_gradient", backward(bias_gradient=True))
+    x = torch.zeros(1, 3, H, D)
+    score = (0.0, 1.0, False, -1, -1, 0.0, None, False)
+    raw_forward = torch.ops.flash_attn._flash_attn_forward
+    yield Case("torch.ops.flash_attn._flash_attn_forward", "q", lambda: raw_forward(None, x, x, *score))
     name = "torch.ops.flash_attn.attention_forward"
     packed = torch.zeros(3, H, D)
     yield Case(name, "cu_seqlens_k", forward(q=packed, k=packed, v=packed, cu_seqlens_q=int32(0, 3)))
@@ -300,50 +321,11 @@ def _fa3_rest() -> Iterator[Case]:
         yield Case(name, argument, lambda g=given: fa3.get_scheduler_metadata(**g))
 
 
-def _tree_without_a_build():
-    with (
-        mock.patch.object(_native, "available_bindings", dict),
-        mock.patch.object(_native, "_installed_elsewhere", lambda: "site-packages/flash_attn"),
-    ):
-        _native.binding_path("2.13.0")
-
-
-def _damaged_binding():
-    with tempfile.NamedTemporaryFile(suffix=".so") as file:
-        with mock.patch.object(_native, "binding_path", lambda version: file.name):
-            _native.load.__wrapped__()
-
-
-def _environment() -> Iterator[Case]:
-    def triton(value):
-        with mock.patch.dict(os.environ, {_backend_choice.VARIABLE: value}):
-            _backend_choice.use_triton()
-
-    for value in ("perhaps", "true"):
-        yield Case("import flash_attn", _backend_choice.VARIABLE, lambda value=value: triton(value))
-    yield Case("import flash_attn", "torch", lambda: _native.torch_release("unknown"))
-    yield Case("import flash_attn", "torch", lambda: _native.binding_path("1.2.3"))
-    yield Case("import flash_attn", "torch", _damaged_binding)
-    yield Case("import flash_attn", "torch", _tree_without_a_build)
-    yield Case("force_cpu_instruction_set", "FLASH_ATTN_CPU_ISA", lambda: raw._force_cpu_isa("sse9"))
-
-    def no_simulator():
-        with mock.patch.dict(os.environ, {testing.LIBRARY_VARIABLE: "nowhere.so"}):
-            testing.simulator_library()
-
-    yield Case("flash_attn.testing.simulated", "library", no_simulator)
-
-    def two_simulations():
-        with testing._active, testing.simulated(library="any.so"):
-            pass
-
-    yield Case("flash_attn.testing.simulated", "", two_simulations)
-
-
 def all_cases() -> List[Case]:
-    groups = (_listed, _attention, _operators, _explain, _cache, _fa3_attention, _fa3_cache, _fa3_rest, _environment)
+    groups = (_listed, _attention, _kinds, _operators, _explain, _cache, _fa3_attention, _fa3_cache, _fa3_rest)
     cases = [case for group in groups for case in group()]
-    return cases + [Case(*values) for values in error_cases_layers.all_cases()]
+    elsewhere = (error_cases_layers, error_cases_environment)
+    return cases + [Case(*values) for module in elsewhere for values in module.all_cases()]
 
 
 def provoke(case: Case) -> Exception:

@@ -54,6 +54,28 @@ def _rotary():
     yield "RotaryEmbedding", "seqlen_offset", lambda: rotary.RotaryEmbedding(D)(qkv, seqlen_offset=int32(0, 1))
 
 
+def _rotary_operators():
+    """What apply_rotary does not ask again in Python."""
+    good = dict(x=torch.zeros(B, S, H, D), cos=torch.zeros(S, 8), sin=torch.zeros(S, 8), offset=0, offsets=None)
+    good.update(cu_seqlens=None, interleaved=False, conjugate=False, max_seqlen=None)
+    packed = dict(x=torch.zeros(S, H, D), max_seqlen=S)
+    for argument, changes in (
+        ("x", dict(cu_seqlens=int32(0, S), max_seqlen=S)),
+        ("x", dict(x=torch.zeros(B, S, H, D).int())),
+        ("cos", dict(cos=torch.zeros(S, 7))),
+        ("cos", dict(cos=torch.zeros(S, 8).int())),
+        ("cos", dict(cos=torch.zeros(S, D), sin=torch.zeros(S, D))),
+        ("offset", dict(offset=-1)),
+        ("offset", dict(offset=1)),
+        ("offsets", dict(offsets=torch.zeros(B))),
+        ("offsets", dict(offsets=torch.zeros(B, 1).int())),
+        ("cu_seqlens", dict(packed, cu_seqlens=int32(0))),
+        ("max_seqlen", dict(packed, cu_seqlens=int32(0, S), max_seqlen=-1)),
+        ("max_seqlen", dict(packed, cu_seqlens=int32(0, S), max_seqlen=None)),
+    ):
+        yield "torch.ops.flash_attn.rotate", argument, partial(torch.ops.flash_attn.rotate, **{**good, **changes})
+
+
 def _attention_modules():
     x = torch.zeros(5, 3, H, D)
     packed = attention.FlashSelfAttention()
@@ -158,5 +180,5 @@ def _parallel():
 
 
 def all_cases():
-    groups = (_rotary, _attention_modules, _mha, _block, _losses_and_operations, _parallel)
+    groups = (_rotary, _rotary_operators, _attention_modules, _mha, _block, _losses_and_operations, _parallel)
     return [case for group in groups for case in group()]
