@@ -90,8 +90,8 @@ SECTIONS = {
 
 CPP_CALLERS = "only C and C++ programs can cause it; Python's arguments always give these tensors"
 GPU = "it needs a GPU, a simulated one or a damaged installation"
-# Beginning of "path: text" of texts that no call of error_cases.py raises, and why. A folder, whose name ends with /, may
-# be one that a build leaves out.
+# Beginning of "path: text" of texts that no call of error_cases.py raises, and why. A folder, whose
+# name ends with /, need not be there.
 NOT_PROVOKED = {
     "csrc/core/c_api.cpp: ": "only C programs can cause it; tests/cpp has calls that do",
     "csrc/hip/": GPU,
