@@ -54,8 +54,8 @@ SECTIONS = {
         ("flash_attn/_fa3",),
     ),
     "Rotary position embedding": (
-        "AssertionErrors come from the Python functions, RuntimeErrors from the operators `torch.ops.flash_attn.rotate` "
-        "and `rotate_` that they call. Nothing was rotated. Letters: [rotary.h](../csrc/include/flash_attn/rotary.h).",
+        "AssertionErrors come from the Python functions, RuntimeErrors from the operators that they call, "
+        "`torch.ops.flash_attn.rotate` and `rotate_`. Nothing was rotated. Letters: [rotary.h](../csrc/include/flash_attn/rotary.h).",
         ("csrc/core/rotary_arguments.cpp", "flash_attn/layers/rotary.py", "flash_attn/ops/triton/rotary.py"),
     ),
     "Layers, modules, losses and operations": (
@@ -73,7 +73,8 @@ SECTIONS = {
         ("flash_attn/integrations/",),
     ),
     "The Triton backend": (
-        "It runs where FLASH_ATTENTION_TRITON_AMD_ENABLE is set; unset it to use the native backend.",
+        "It runs where FLASH_ATTENTION_TRITON_AMD_ENABLE is set; unset it for the native one. What its functions "
+        "hand to one that raises is not listed; it is about single arguments, as in the sections above.",
         (TRITON,),
     ),
     "GPUs": (

@@ -49,6 +49,11 @@ class Site:
         return re.compile("".join(".*" if part is None else re.escape(part) for part in self.parts), re.DOTALL)
 
 
+def _has_words(pieces):
+    """Whether a text is written there; otherwise one from elsewhere is passed on."""
+    return any(kind == "literal" and text != "flash_attn: " for kind, text in pieces)
+
+
 def _site(path, lines, error, pieces):
     """pieces: ("literal", text) or ("filled", name); neighbours of one kind are joined."""
     parts, names = [], []
@@ -128,7 +133,7 @@ def cpp_sites(path):
         pieces = [piece for argument in _arguments(text, match.end())[first:] for piece in _pieces(argument)]
         if prefixed:
             pieces.insert(0, ("literal", "flash_attn: "))
-        if any(kind == "literal" and text != "flash_attn: " for kind, text in pieces):
+        if _has_words(pieces):
             line = text.count("\n", 0, match.start()) + 1
             unsupported = "NotSupported" in raises or "NOT_IMPLEMENTED" in raises
             yield _site(path, range(line, line + 1), "NotImplementedError" if unsupported else "RuntimeError", pieces)
@@ -172,7 +177,7 @@ def python_sites(path):
         elif isinstance(node, ast.Assert):
             text = node.msg
         pieces = list(_python_pieces(text)) if text is not None else []
-        if any(kind == "literal" for kind, _ in pieces):
+        if _has_words(pieces):
             yield _site(path, range(node.lineno, node.end_lineno + 1), error, pieces)
 
 
