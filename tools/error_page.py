@@ -29,7 +29,6 @@ filled in. `RuntimeError`: an argument is not accepted. `NotImplementedError`: i
 backend or dtype. `AssertionError`, `ValueError`, `TypeError`: where upstream's Python code raises these. `ImportError`:
 the installation does not fit. An argument of a wrong Python type is refused by torch (`Expected a value of type ...`)
 or pybind11 (`incompatible function arguments`), in their own words."""
-TRITON = "flash_attn/flash_attn_triton_amd/"
 # Section: what to know about it, and the paths whose texts belong there.
 SECTIONS = {
     "Tensors and numbers of attention": (
@@ -55,7 +54,8 @@ SECTIONS = {
     ),
     "Rotary position embedding": (
         "AssertionErrors come from the Python functions, RuntimeErrors from the operators that they call, "
-        "`torch.ops.flash_attn.rotate` and `rotate_`. Nothing was rotated. Letters: [rotary.h](../csrc/include/flash_attn/rotary.h).",
+        "`torch.ops.flash_attn.rotate` and `rotate_`. Nothing was rotated. Letters: "
+        "[rotary.h](../csrc/include/flash_attn/rotary.h).",
         ("csrc/core/rotary_arguments.cpp", "flash_attn/layers/rotary.py", "flash_attn/ops/triton/rotary.py"),
     ),
     "Layers, modules, losses and operations": (
@@ -73,9 +73,9 @@ SECTIONS = {
         ("flash_attn/integrations/",),
     ),
     "The Triton backend": (
-        "It runs where FLASH_ATTENTION_TRITON_AMD_ENABLE is set; unset it for the native one. What its functions "
-        "hand to one that raises is not listed; it is about single arguments, as in the sections above.",
-        (TRITON,),
+        "It runs where FLASH_ATTENTION_TRITON_AMD_ENABLE asks for it; unset that to use the native backend. What "
+        "`check` of problem.py is given to say is not listed: it is about single arguments, as above.",
+        ("flash_attn/flash_attn_triton_amd/",),
     ),
     "GPUs": (
         "Tensors on a GPU are never copied elsewhere in silence. Move them to the CPU, leave out what is missing, or "
@@ -91,12 +91,11 @@ SECTIONS = {
 
 CPP_CALLERS = "only C and C++ programs can cause it; Python's arguments always give these tensors"
 GPU = "it needs a GPU, a simulated one or a damaged installation"
-# Beginning of "path: text" of texts that no call of error_cases.py raises, and why. A folder, whose
-# name ends with /, need not be there.
+# Beginning of "path: text" of texts that no call of error_cases.py raises, and why.
 NOT_PROVOKED = {
     "csrc/core/c_api.cpp: ": "only C programs can cause it; tests/cpp has calls that do",
     "csrc/hip/": GPU,
-    TRITON: "it needs Triton",
+    "flash_attn/flash_attn_triton_amd/": "it needs Triton",
     "csrc/core/features.cpp: ": GPU,
     "csrc/core/backend.h: ": GPU,
     "csrc/core/attention.cpp: ": "it needs a device for which there is no backend",
@@ -159,11 +158,6 @@ def _key(site):
     return f"{site.path}: {site.template}"
 
 
-def _is_absent(start):
-    """Whether a line of NOT_PROVOKED names a folder that is not there."""
-    return start.endswith("/") and not (ROOT / start).exists()
-
-
 def _raised_at(error, sites):
     """The sites that raised `error`: by line where that is Python, by text where it is C++."""
     message, place = str(error), None
@@ -212,8 +206,6 @@ def collect():
 def page(sections):
     lines = ["# Errors\n", MADE_BY, textwrap.fill(INTRODUCTION, 120) + "\n"]
     for title, entries in sections.items():
-        if not entries:
-            continue
         lines += [f"## {title}\n", textwrap.fill(SECTIONS[title][0], 120) + "\n"]
         for entry in entries.values():
             lines += entry.lines()
@@ -224,7 +216,7 @@ def complaints(missing, unknown):
     """What keeps the page from being complete, in words."""
     found = [f"no call raises, and no reason is stated: {_key(site)}" for site in missing if reason_for(site) is None]
     for start in NOT_PROVOKED:
-        if not _is_absent(start) and not any(_key(site).startswith(start) for site in missing):
+        if not any(_key(site).startswith(start) for site in missing):
             found.append(f"NOT_PROVOKED names what is provoked, or is not there: {start}")
     return found + [f"raised by no known text: {message}" for message in unknown]
 

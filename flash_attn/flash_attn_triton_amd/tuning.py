@@ -100,7 +100,7 @@ def static_settings(kind: Kind, target: str) -> Settings:
     for widest, *settings in table[kind.kernel]:
         if kind.row_bytes <= widest:
             return Settings(*settings)
-    raise AssertionError(f"no settings for {kind} on {target}")
+    raise AssertionError(f"no settings for {kind} on {target}: its table here needs a wider row")
 
 
 # Kernel -> (widest row in bytes, BLOCK_M, BLOCK_N, num_warps, num_stages), narrowest first. BLOCK_N is a multiple of

@@ -163,7 +163,7 @@ def test_ask_09_build_is_small_and_knows_the_memory(setup_module, monkeypatch):
     monkeypatch.delenv("MAX_JOBS", raising=False)
     monkeypatch.setattr(os, "sysconf", gibibytes.__getitem__)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
-    assert setup_module.max_jobs() == 2
+    assert setup_module.build_environment.max_jobs() == 2
     with_torch = {
         file.parent.name for file in sources("") if re.search(r"#include <(torch|ATen|c10)/", file.read_text())
     }
