@@ -26,7 +26,7 @@ def test_every_text_is_provoked_or_has_a_reason(collected):
 def test_every_text_says_what_to_do_or_what_is_accepted():
     remedy = re.compile(
         r"\b(must|accepted|pass|needs?|give|leave|set|build|install|run|move|make|compute[d]?|unset|call|split|takes"
-        r"|update|shorten|pad)\b|\{_?remedy\}",
+        r"|update|use|shorten|pad)\b|\{_?remedy\}",
         re.IGNORECASE,
     )
     # What happened outside of the package; its own words follow.
