@@ -90,6 +90,23 @@ const Kernels& choose_kernels(const Problem& p, std::vector<std::string>* reason
   return portable_kernels();
 }
 
+// The tiles of the longest sequence, with the reason where its rows per key head are few.
+Tiles forward_tiles_of(const Problem& p, const Kernels& kernels, std::vector<std::string>& reasons) {
+  Tiles tiles = forward_tiles(p.D, p.Dv, kernels.elem_size);
+  const index_t rows = p.Sq * p.group();
+  if (rows > kernels.in_place_rows) return tiles;
+  tiles.queries = rows;
+  std::string why = std::to_string(rows) + " rows per key head (queries times query heads of a group): ";
+  if (rows <= kernels.direct_rows) {
+    tiles.keys = min_of(tiles.keys, kDirectKeys);
+    why += "rows of K and V are read where they are";
+  } else {
+    why += "key blocks are packed as they are used";
+  }
+  reasons.push_back(why + ", in ranges of keys that are merged");
+  return tiles;
+}
+
 class CpuBackend final : public Backend {
  public:
   const char* name() const override { return "cpu"; }
@@ -99,7 +116,7 @@ class CpuBackend final : public Backend {
     const Kernels& kernels = choose_kernels(p, &e.reasons);
     const bool forward = pass == Pass::forward;
     const Tiles tiles =
-        forward ? forward_tiles(p.D, p.Dv, kernels.elem_size) : backward_tiles(p.D, p.Dv, kernels.elem_size);
+        forward ? forward_tiles_of(p, kernels, e.reasons) : backward_tiles(p.D, p.Dv, kernels.elem_size);
     const auto number = [](index_t n) { return std::to_string(n); };
     e.backend = name();
     e.instruction_set = kernels.instruction_set;

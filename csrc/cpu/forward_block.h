@@ -95,9 +95,6 @@ struct ForwardPlan {
   using Real = typename Target::Real;
   static constexpr index_t W = Target::Simd::W, kRows = Target::kRows;
   static constexpr bool kInPlace = std::is_same_v<Elem, Real>;  // P can overwrite the scores.
-  // Keys of a block that is read directly: few, so that the next head of the same rows follows soon.
-  static constexpr index_t kDirectKeys = 128;
-
   ForwardPlan(const ForwardProblem& forward, const Executor& executor, Approach how, const Units& these)
       : f(forward),
         p(f.problem),

@@ -10,6 +10,9 @@ struct Kernels {
   const char* instruction_set;
   const char* arithmetic;  // What products and sums are computed in.
   index_t strip_rows, panel_columns, elem_size;
+  // Most rows per key head (queries times query heads of a group) for which forward reads K and V where they are, and
+  // for which it packs key blocks as they are used.
+  index_t direct_rows, in_place_rows;
   void (*forward)(const ForwardProblem&, const Executor&);
   void (*backward)(const BackwardProblem&, const Executor&);
 };

@@ -21,8 +21,15 @@ void run_backward(const BackwardProblem& problem, const Executor& executor) {
 }
 template <class Target>
 constexpr Kernels kernels_of(const char* instruction_set, const char* arithmetic) {
-  return {instruction_set,     arithmetic,          Target::kRows, Target::kPanel, sizeof(typename Target::Elem),
-          run_forward<Target>, run_backward<Target>};
+  return {instruction_set,
+          arithmetic,
+          Target::kRows,
+          Target::kPanel,
+          sizeof(typename Target::Elem),
+          most_rows<Target>(Approach::direct),
+          most_rows<Target>(Approach::in_place),
+          run_forward<Target>,
+          run_backward<Target>};
 }
 
 }  // namespace flash_attn::cpu

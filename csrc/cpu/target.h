@@ -49,6 +49,9 @@ struct Tiles {
 // dV (backward) in half of a 1 MB L2.
 inline constexpr index_t kKeyAlign = 64;
 
+// Keys of a block that is read where it is: few, so that the next head of the same rows of memory follows soon.
+inline constexpr index_t kDirectKeys = 128;
+
 FA_INLINE Tiles forward_tiles(index_t D, index_t Dv, index_t elem_size) {
   const index_t keys = (index_t(512) << 10) / ((D + Dv) * elem_size) / kKeyAlign * kKeyAlign;
   return {128, max_of<index_t>(128, min_of<index_t>(keys, 1024))};
