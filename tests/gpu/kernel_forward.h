@@ -78,7 +78,8 @@ class ForwardCheck : KernelRun {
         for (std::int64_t i = 0; i < s.Sq; ++i)
           for (std::int64_t j = 0; j < s.Sk; ++j) {
             const double expected = i < Sq && j < Sk ? r.dmask[(unit * Sq + i) * Sk + j] : 0.0;
-            error = worse(error, std::abs(dmask.get((unit * s.Sq + i) * s.Sk + j) - expected) / tolerance(dtype_));
+            error =
+                worse(error, std::abs(dmask.get((unit * s.Sq + i) * s.Sk + j) - expected) / kernel_tolerance(dtype_));
           }
     });
     return error;

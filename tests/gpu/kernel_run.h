@@ -6,7 +6,7 @@
 namespace flash_attn::testing {
 
 // Largest error over the largest value, with room for rounding P and the result.
-inline double tolerance(DType dtype) { return dtype == DType::f32 ? 4e-6 : dtype == DType::f16 ? 2e-3 : 1.2e-2; }
+inline double kernel_tolerance(DType dtype) { return dtype == DType::f32 ? 4e-6 : dtype == DType::f16 ? 2e-3 : 1.2e-2; }
 
 // The larger of two errors; NaN wins.
 inline double worse(double a, double b) { return b <= a ? a : b; }
@@ -92,7 +92,7 @@ class KernelRun {
       worst = worse(worst, std::abs(got.get(at + i) - expected[skip + i]));
       largest = max_of(largest, std::abs(expected[skip + i]));
     }
-    return worst / largest / tolerance(dtype_);
+    return worst / largest / kernel_tolerance(dtype_);
   }
 
   static constexpr std::int64_t kRng[2] = {1234567890123, 42};
