@@ -40,9 +40,9 @@ FA_INLINE V exp2_polynomial(V x) {
   return scale_by_power(y, n);
 }
 
-// tanh(x) = x P(z) / Q(z) = x + x z N(z) / Q(z), z = x^2, N = (P - Q) / z: relative error 3e-8 (and some roundings) up to
-// 8.7, past which tanh is 1 in fp32. Below 1 the second form leaves little but the rounding of its sum; above, that sum
-// would cancel.
+// tanh(x) = x P(z) / Q(z) = x + x z N(z) / Q(z), z = x^2, N = (P - Q) / z: relative error 3e-8 (and some roundings) up
+// to 8.7, past which tanh is 1 in fp32. Below 1 the second form leaves little but the rounding of its sum; above, that
+// sum would cancel.
 template <class V>
 FA_INLINE V tanh_rational(V x) {
   x = vmin(V(8.7f), vmax(V(-8.7f), x));
