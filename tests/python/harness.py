@@ -290,6 +290,8 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result) -> Di
     - With one visible key dS = dP - D vanishes and so does E_pt; a kernel sums dP = dO.V and D = rowsum(dO * O) in
       different orders, which leaves 2 sqrt(Dv) roundings in each dS, of which a row of dK sums one per query. Here O is
       what forward stored: V itself, or with dropout V / (1 - p) rounded to the inputs' dtype.
+    - The gradient of a sink sums rows whose terms cancel. Scores are scaled by softmax_scale * log2(e) rounded once per
+      call, which moves every LSE the same way, so this error stays where the terms do not.
     """
     case, u = inputs.case, UNIT_ROUNDOFF[inputs.case.dtype]
     lse = ref.lse[torch.isfinite(ref.lse)]
