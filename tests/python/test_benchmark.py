@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import platform
 import re
 import subprocess
 import sys
@@ -261,3 +262,12 @@ def test_required_rows_are_all_there(modules):
     swept = attention.parse_arguments(["--sweep"])
     assert {row.setting["S"] for row in attention.dense_rows(swept)} == {128 * 2**n for n in range(8)}
     assert {row.setting["D"] for row in attention.dense_rows(swept)} == {64, 128}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the measurement of the peak is written for x86-64")
+def test_peak_compiles_as_it_says_and_measures(tmp_path):
+    source = BENCHMARK.with_name("peak.cpp")
+    command = re.search(r"c\+\+ (.*) benchmarks/peak.cpp -o peak", source.read_text()).group(1).split()
+    subprocess.run(["c++", *command, "-Wall", "-Wextra", "-Werror", source, "-o", tmp_path / "peak"], check=True)
+    printed = subprocess.run([tmp_path / "peak", "1"], check=True, capture_output=True, text=True).stdout
+    assert float(re.search(r"1 threads: fp32 +([0-9.]+) GFLOP/s", printed).group(1)) > 0.1
