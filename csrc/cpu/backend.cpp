@@ -9,23 +9,32 @@
 #include "cpu/isa.h"
 #include "cpu/rotary.h"
 #include "cpu/target.h"
+#include "cpu/units.h"
 #include "cpu/workspace.h"
 
 namespace flash_attn {
 namespace cpu {
 namespace {
 
-// Best first. The first entry that the machine can execute is used unless another is forced.
-enum Isa { kAvx512Bf16, kAvx512, kAvx2, kPortable, kIsaCount };
-constexpr const char* kIsaNames[kIsaCount] = {"avx512_bf16", "avx512", "avx2", "portable"};
+// Best first. The first entry that the machine executes well is used unless another is forced. The emulation exists to
+// test the tiles' kernels, and comes after sets that every machine has which executes it.
+enum Isa { kAmxBf16, kAvx512Bf16, kAvx512, kAvx2, kAmxBf16Emulated, kPortable, kIsaCount };
+constexpr const char* kIsaNames[kIsaCount] = {"amx_bf16", "avx512_bf16",       "avx512",
+                                              "avx2",     "amx_bf16_emulated", "portable"};
+
+const Features& features() {
+  static const Features f = detect_features();
+  return f;
+}
 
 bool executable(Isa isa) {
 #if defined(FLASH_ATTN_X86)
-  static const Features features = detect_features();
   switch (isa) {
-    case kAvx512Bf16: return features.avx512_bf16;
-    case kAvx512: return features.avx512;
-    case kAvx2: return features.avx2;
+    case kAmxBf16: return features().amx_bf16;
+    case kAvx512Bf16: return features().avx512_bf16;
+    case kAvx512: return features().avx512;
+    case kAvx2: return features().avx2;
+    case kAmxBf16Emulated: return features().avx512_bf16;
     default: return true;
   }
 #else
@@ -35,7 +44,7 @@ bool executable(Isa isa) {
 
 Isa best_isa() {
   for (int isa = 0; isa < kIsaCount; ++isa)
-    if (executable(Isa(isa))) return Isa(isa);
+    if (executable(Isa(isa)) && (isa != kAvx512Bf16 || features().bf16_dot_is_fast)) return Isa(isa);
   return kPortable;
 }
 
@@ -64,6 +73,33 @@ Isa current_isa() {
   return isa;
 }
 
+#if defined(FLASH_ATTN_X86)
+// Kernels with bf16 products, where the set has them and they are of use.
+template <class Because>
+const Kernels* bf16_kernels(Isa isa, const Because& because) {
+  switch (isa) {
+    case kAmxBf16: because("bfloat16 inputs use the AMX-BF16 tiles"); return &amx_bf16_kernels();
+    case kAmxBf16Emulated:
+      because("bfloat16 inputs use an emulation of the AMX-BF16 tiles");
+      return &amx_bf16_emulated_kernels();
+    case kAvx512Bf16: because("bfloat16 inputs use the AVX512-BF16 dot product"); return &avx512_bf16_kernels();
+    case kAvx512:
+      if (features().avx512_bf16 && !features().bf16_dot_is_fast)
+        because("this processor's AVX512-BF16 dot product is slower than fp32 multiply-adds");
+      return nullptr;
+    default: return nullptr;
+  }
+}
+#endif
+
+// Of the sequences for which forward has no use of `kernels`.
+const Kernels& few_rows_kernels(const Kernels& kernels) {
+#if defined(FLASH_ATTN_X86)
+  if (kernels.least_rows > 0) return features().bf16_dot_is_fast ? avx512_bf16_kernels() : avx512_kernels();
+#endif
+  return kernels;
+}
+
 const Kernels& choose_kernels(const Problem& p, std::vector<std::string>* reasons) {
   const auto because = [&](std::string why) {
     if (reasons) reasons->push_back(std::move(why));
@@ -76,23 +112,35 @@ const Kernels& choose_kernels(const Problem& p, std::vector<std::string>* reason
   because(std::string("instruction set ") + kIsaNames[isa] +
           (isa == best_isa() ? ": the best that this machine can execute" : ": forced by the debug switch"));
 #if defined(FLASH_ATTN_X86)
-  if (isa == kAvx512Bf16 && p.dtype == DType::bf16) {
-    because("bfloat16 inputs use the AVX512-BF16 dot product");
-    return avx512_bf16_kernels();
-  }
+  if (p.dtype == DType::bf16)
+    if (const Kernels* const kernels = bf16_kernels(isa, because)) return *kernels;
   if (p.dtype == DType::bf16 || p.dtype == DType::f16)
     because(std::string(to_string(p.dtype)) + " inputs are converted to fp32 while packing");
-  if (isa == kAvx512Bf16)
-    because("products are in fp32, so the bf16 dot product has no use and the avx512 kernels run");
-  if (isa == kAvx512Bf16 || isa == kAvx512) return avx512_kernels();
+  const bool has_bf16_products = isa == kAmxBf16 || isa == kAmxBf16Emulated || isa == kAvx512Bf16;
+  if (has_bf16_products && p.dtype != DType::bf16)
+    because("products are in fp32, so bf16 products have no use and the avx512 kernels run");
+  if (has_bf16_products || isa == kAvx512) return avx512_kernels();
   if (isa == kAvx2) return avx2_kernels();
 #endif
   return portable_kernels();
 }
 
+// The kernels of the longest sequence of a forward pass.
+const Kernels& longest_forward_kernels(const Problem& p, const Kernels& kernels, std::vector<std::string>& reasons) {
+  if (kernels.least_rows == 0) return kernels;
+  const Kernels& few = few_rows_kernels(kernels);
+  const std::string limit = std::to_string(kernels.least_rows - 1) + " rows of queries per key head";
+  if (p.Sq * p.group() < kernels.least_rows) {
+    reasons.push_back("tiles have no use at up to " + limit + ", so the " + few.instruction_set + " kernels run");
+    return few;
+  }
+  if (p.varlen) reasons.push_back("sequences with up to " + limit + " run on the " + few.instruction_set + " kernels");
+  return kernels;
+}
+
 // The tiles of the longest sequence, with the reason where its rows per key head are few.
 Tiles forward_tiles_of(const Problem& p, const Kernels& kernels, std::vector<std::string>& reasons) {
-  Tiles tiles = forward_tiles(p.D, p.Dv, kernels.elem_size);
+  Tiles tiles = forward_tiles(p.D, p.Dv, kernels.elem_size, kernels.strip_rows);
   const index_t rows = p.Sq * p.group();
   if (rows > kernels.in_place_rows) return tiles;
   tiles.queries = rows;
@@ -113,8 +161,9 @@ class CpuBackend final : public Backend {
 
   Explanation explain(const Problem& p, Pass pass, const Executor&) const override {
     Explanation e;
-    const Kernels& kernels = choose_kernels(p, &e.reasons);
     const bool forward = pass == Pass::forward;
+    const Kernels& chosen = choose_kernels(p, &e.reasons);
+    const Kernels& kernels = forward ? longest_forward_kernels(p, chosen, e.reasons) : chosen;
     const Tiles tiles =
         forward ? forward_tiles_of(p, kernels, e.reasons) : backward_tiles(p.D, p.Dv, kernels.elem_size);
     const auto number = [](index_t n) { return std::to_string(n); };
@@ -128,7 +177,11 @@ class CpuBackend final : public Backend {
     return e;
   }
   void forward(const ForwardProblem& f, const Executor& executor) const override {
-    choose_kernels(f.problem, nullptr).forward(f, executor);
+    const Kernels& kernels = choose_kernels(f.problem, nullptr);
+    clear_unwritten(f);
+    // By a sequence's own rows, so that its bits do not depend on the others of a batch.
+    if (kernels.least_rows > 0) few_rows_kernels(kernels).forward(f, {0, kernels.least_rows}, executor);
+    kernels.forward(f, {kernels.least_rows, std::numeric_limits<index_t>::max()}, executor);
   }
   void forward_with_cache(const CacheProblem& c, const Executor& executor) const override {
     const Workspace memory(rotated_query_bytes(c));

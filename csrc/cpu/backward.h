@@ -16,6 +16,7 @@
 #include "core/thread_pool.h"
 #include "cpu/dropout_bits.h"
 #include "cpu/pack.h"
+#include "cpu/score_gradients.h"
 #include "cpu/score_tables.h"
 #include "cpu/target.h"
 #include "cpu/units.h"
@@ -31,6 +32,7 @@ class Backward {
   using V = typename Simd::V;
   using Format = typename Target::Format;
   static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows;
+  static constexpr index_t kDepth = Target::kDepth, kWidth = Target::kWidth;
   static constexpr bool kInPlace = std::is_same_v<Elem, Real>;
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
@@ -43,18 +45,18 @@ class Backward {
         units_(p_),
         addend_(p_),
         tiles_(backward_tiles(p_.D, p_.Dv, sizeof(Elem))),
-        depth_(round_up(p_.D, kStep)),
-        v_depth_(round_up(p_.Dv, kStep)),
-        stride_(round_up(p_.D, W)),
-        v_stride_(round_up(p_.Dv, W)),
+        depth_(round_up(p_.D, kDepth)),
+        v_depth_(round_up(p_.Dv, kDepth)),
+        stride_(round_up(p_.D, kWidth)),
+        v_stride_(round_up(p_.Dv, kWidth)),
         query_blocks_(ceil_div(units_.longest_q(), tiles_.queries)),
         key_blocks_(ceil_div(units_.longest_k(), tiles_.keys)) {}
 
   void run() {
     const index_t q_end = p_.varlen ? p_.cu_seqlens_q[p_.B] : 0, k_end = p_.varlen ? p_.cu_seqlens_k[p_.B] : 0;
-    clear_slack_rows(format_, p_, f_.dq, q_end, p_.Tq, p_.H, p_.D);
-    clear_slack_rows(format_, p_, f_.dk, k_end, p_.Tk, p_.Hk, p_.D);
-    clear_slack_rows(format_, p_, f_.dv, k_end, p_.Tk, p_.Hk, p_.Dv);
+    clear_slack_rows(p_, f_.dq, q_end, p_.Tq, p_.H, p_.D);
+    clear_slack_rows(p_, f_.dk, k_end, p_.Tk, p_.Hk, p_.D);
+    clear_slack_rows(p_, f_.dv, k_end, p_.Tk, p_.Hk, p_.Dv);
     fill_slack_lse(p_, static_cast<Real*>(f_.softmax_d), Real(0));
 
     const index_t per_unit = p_.group() * query_blocks_;
@@ -138,7 +140,7 @@ class Backward {
     s.dp = c.take<Real>(kRows * queries);
     s.p_rows = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * queries);
     s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kRows * queries);
-    s.ds = c.take<Elem>(keys * (queries + kRows));  // round_up(keys, kRows) is even, so whole k-steps.
+    s.ds = c.take<Elem>(ScoreGradients<Target>::elems(keys, queries));
     s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 64) * queries / 8);
     s.addend = addend_.columns_given() ? c.take<Real>(tiles_.keys * (addend_.columns_differ() ? queries : 1)) : nullptr;
     s.addend_rows = c.take<Real>(addend_.columns_differ() ? W * tiles_.keys : 0);
@@ -168,7 +170,7 @@ class Backward {
   void pack(index_t unit, index_t g, index_t query_block, const QueryBlock& q, const Scratch& s) const {
     Rows r{};
     if (!rows_of(unit, g, query_block, r)) return;
-    const index_t row = r.sequence.q_begin + r.first, padded = round_up(r.count, W);
+    const index_t row = r.sequence.q_begin + r.first, padded = round_up(r.count, kWidth);
     row_statistics(r, q, s);
     new (q.turn) std::atomic<index_t>(r.keys.begin / tiles_.keys);
     fill(q.dq, 0, round_up(r.count, kRows) * stride_, Real(0));
@@ -194,7 +196,7 @@ class Backward {
     Real* const dout = s.scores;  // Two rows of up to 576 features: scores and dp are not in use yet.
     Real* const out = s.dp;
     const index_t chunk = kRows * tiles_.queries / W * W;
-    for (index_t i = 0; i < round_up(r.count, W); ++i) {
+    for (index_t i = 0; i < round_up(r.count, kWidth); ++i) {
       if (i >= r.count) {
         q.lse_log2[i] = kInfinity;
         q.delta[i] = Real(0);
@@ -224,6 +226,7 @@ class Backward {
     const Sequence sequence = p_.sequence(b);
     const index_t first = kb * tiles_.keys;
     if (first >= sequence.k_len) return;
+    [[maybe_unused]] const typename Target::Tiles::Session session;
     const index_t keys = min_of(tiles_.keys, sequence.k_len - first), padded = round_up(keys, kRows);
     const index_t row = sequence.k_begin + first;
     load_rows(format_, row_at(p_.k, format_.size, b, row, hk), p_.k.row_stride * format_.size, keys, padded, p_.D,
@@ -265,24 +268,18 @@ class Backward {
     q.turn->store(kb + 1, std::memory_order_release);
   }
 
-  // dS^T of the key block, laid out so that kStep keys of one query are neighbours.
-  index_t ds_stride() const { return (tiles_.queries + kRows) * kStep; }
-  Elem* ds_at(const Scratch& s, index_t key, index_t query) const {
-    return s.ds + key / kStep * ds_stride() + query * kStep;
-  }
+  ScoreGradients<Target> score_gradients(const Scratch& s) const { return {s.ds, tiles_.keys, tiles_.queries}; }
 
   // Keys n .. n + kRows - 1 of the block against the queries of the block.
   void strip(const Rows& r, const QueryBlock& q, Range keys, index_t n, const Scratch& s) const {
-    const index_t padded = round_up(r.count, W), j = keys.begin + n, ld = tiles_.queries;
+    const index_t padded = round_up(r.count, kWidth), j = keys.begin + n, ld = tiles_.queries;
     const index_t rows = min_of(kRows, keys.end - j);
     const Range seen = r.rule.visible_queries(Range{j, j + rows});
     const index_t begin = max_of<index_t>(seen.begin - r.first, 0), end = min_of(seen.end - r.first, r.count);
     const bool any = begin < end;
-    const Range c{any ? begin / W * W : 0, any ? round_up(end, W) : 0};
-    for (index_t t = 0; t < kRows; t += kStep) {
-      fill(ds_at(s, n + t, 0), 0, c.begin * kStep, Elem{});
-      fill(ds_at(s, n + t, 0), c.end * kStep, padded * kStep, Elem{});
-    }
+    const Range c{any ? begin / kWidth * kWidth : 0, any ? round_up(end, kWidth) : 0};
+    score_gradients(s).clear(n, 0, c.begin);
+    score_gradients(s).clear(n, c.end, padded);
     if (!any) return;
 
     const Panels<Target> q_transposed{q.q_transposed, depth_, padded};
@@ -341,20 +338,16 @@ class Backward {
 
   void to_multiplicands(index_t n, Range c, const Scratch& s) const {
     const index_t ld = tiles_.queries;
-    if constexpr (kInPlace) {
-      for (index_t t = 0; t < kRows; ++t)
-        for (index_t i = c.begin; i < c.end; i += W) Simd::store(ds_at(s, n + t, i), Simd::load(s.dp + t * ld + i));
-    } else {
-      for (index_t t = 0; t < kRows; t += 2)
-        for (index_t i = c.begin; i < c.end; i += W) {
-          const index_t at = t * ld + i;
-          Format::store(s.p_rows + at, Simd::load(s.scores + at));
-          Format::store(s.p_rows + at + ld, Simd::load(s.scores + at + ld));
-          const V even = Simd::load(s.dp + at), odd = Simd::load(s.dp + at + ld);
-          Format::store(s.ds_rows + at, even);
-          Format::store(s.ds_rows + at + ld, odd);
-          Format::store_pairs(ds_at(s, n + t, i), even, odd);
+    for (index_t i = c.begin; i < c.end; i += W) {
+      V ds[kRows];
+      for (index_t t = 0; t < kRows; ++t) {
+        ds[t] = Simd::load(s.dp + t * ld + i);
+        if constexpr (!kInPlace) {
+          Format::store(s.p_rows + t * ld + i, Simd::load(s.scores + t * ld + i));
+          Format::store(s.ds_rows + t * ld + i, ds[t]);
         }
+      }
+      score_gradients(s).store(n, i, ds);
     }
   }
 
@@ -363,10 +356,10 @@ class Backward {
     const Panels<Target> k_direct{s.k_direct, padded, stride_};
     for (index_t i = 0; i < r.count; i += kRows) {
       const Range seen = r.rule.visible_keys(Range{r.first + i, r.first + min_of(i + kRows, r.count)});
-      const index_t begin = max_of<index_t>(seen.begin - keys.begin, 0) / kStep * kStep;
-      const index_t end = min_of(round_up(max_of<index_t>(seen.end - keys.begin, 0), kStep), padded);
+      const index_t begin = max_of<index_t>(seen.begin - keys.begin, 0) / kDepth * kDepth;
+      const index_t end = min_of(round_up(max_of<index_t>(seen.end - keys.begin, 0), kDepth), padded);
       if (begin >= end) continue;
-      multiply_strip<Target, true>({ds_at(s, begin, i), kStep, ds_stride()}, k_direct, begin, end, 0, k_direct.count(),
+      multiply_strip<Target, true>(score_gradients(s).rows(i, begin), k_direct, begin, end, 0, k_direct.count(),
                                    q.dq + i * stride_, stride_);
     }
   }

@@ -7,8 +7,11 @@ struct Features {
   bool avx2 = false;         // AVX2, FMA and F16C
   bool avx512 = false;       // AVX-512 F, BW, DQ, VL
   bool avx512_bf16 = false;  // the above and AVX512-BF16
+  bool amx_bf16 = false;     // the above, AMX-TILE and AMX-BF16, and the tile registers were granted to this process
+  bool bf16_dot_is_fast = false;  // AVX512-BF16 does more than fp32 multiply-adds do
 };
 
+/// Asks the operating system for the tile registers.
 Features detect_features();
 
 }  // namespace flash_attn::cpu

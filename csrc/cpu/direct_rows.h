@@ -178,7 +178,7 @@ void accumulate_rows(const typename Target::Elem* p, index_t ld, const T* const*
   }
 }
 
-// The two products for a tensor's dtype, chosen once per call.
+// The two products for a tensor's dtype, chosen once per call; none for tiles.
 template <class Target>
 struct DirectProducts {
   using Elem = typename Target::Elem;
@@ -205,8 +205,10 @@ DirectProducts<Target> direct_products_of() {
 }
 
 template <class Target>
-DirectProducts<Target> direct_products(DType dtype) {
-  if constexpr (std::is_same_v<typename Target::Real, double>) {
+DirectProducts<Target> direct_products([[maybe_unused]] DType dtype) {
+  if constexpr (Target::kTiled) {
+    return {};
+  } else if constexpr (std::is_same_v<typename Target::Real, double>) {
     return direct_products_of<Target, double>();
   } else if constexpr (std::is_same_v<typename Target::Elem, BFloat16>) {
     return direct_products_of<Target, BFloat16>();

@@ -64,6 +64,7 @@ class Forward {
       parallel_for(executor_, n * per_unit, [&](index_t task, int worker) {
         const index_t unit = task / per_unit, g = task % per_unit / plan_.query_blocks;
         const Scratch s = scratch(worker);
+        [[maybe_unused]] const typename Target::Tiles::Session session;
         Block& block = begin(first + unit, g, plan_.query_blocks - 1 - task % plan_.query_blocks, s);
         block.packed = packed + unit * unit_elems;
         block.packed_step = plan_.packed.block_elems();
@@ -96,6 +97,7 @@ class Forward {
       parallel_for(executor_, ceil_div(n, slots) * splits, [&](index_t task, int worker) {
         const index_t unit = task / splits * slots, split = task % splits, count = min_of(slots, n - unit);
         const Scratch s = scratch(worker);
+        [[maybe_unused]] const typename Target::Tiles::Session session;
         attend_range(first + unit, count, split, splits, s);
         for (index_t i = 0; i < count; ++i)
           if (splits == 1)
@@ -206,22 +208,16 @@ class Forward {
   const ForwardStrips<Target> strips_;
 };
 
-// Rows that no sequence owns are cleared, then each approach runs over the sequences that it is for.
+// Each approach runs over the sequences that it is for, of those whose rows per key head are in `rows`.
 template <class Target>
-void forward(const ForwardProblem& f, const Executor& executor) {
-  using Real = typename Target::Real;
-  const Problem& p = f.problem;
-  const RowFormat<Target> format = row_format<Target>(p.dtype);
-  clear_slack_rows(format, p, f.out, p.varlen ? p.cu_seqlens_q[p.B] : 0, p.Tq, p.H, p.Dv);
-  fill_slack_lse(p, static_cast<Real*>(f.lse), std::numeric_limits<Real>::infinity());
-  if (f.s_dmask) std::memset(f.s_dmask, 0, static_cast<std::size_t>(p.B * p.H * p.Sq * p.Sk * format.size));
-  index_t least = 1;
+void forward(const ForwardProblem& f, Range rows, const Executor& executor) {
+  index_t least = max_of<index_t>(1, rows.begin);
   for (const Approach approach : {Approach::direct, Approach::in_place, Approach::packed}) {
     // S_dmask takes a second walk over packed keys.
     const index_t most = f.s_dmask && approach != Approach::packed ? 0 : most_rows<Target>(approach);
-    const Units units(p, least, most);
+    const Units units(f.problem, least, min_of(most, rows.end - 1));
     if (units.count() > 0) Forward<Target>(f, executor, approach, units).run();
-    if (approach != Approach::packed) least = most + 1;
+    if (approach != Approach::packed) least = max_of(least, most + 1);
   }
 }
 

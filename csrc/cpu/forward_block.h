@@ -18,13 +18,17 @@ namespace flash_attn::cpu {
 //   direct    very few, as in decoding: rows of K and V are read where they are, nothing is packed
 enum class Approach { packed, in_place, direct };
 
+// Rows per key head up to which a strip as high as tiles would be half empty at best: rows of K and V are better read
+// where they are, by vectors.
+inline constexpr index_t kTooFewForTiles = 16;
+
 // Most rows per key head of an approach. Direct sums are in another order than backward's, which the reference
-// precision does not allow itself.
+// precision does not allow itself; tiles read packed panels only.
 template <class Target>
 constexpr index_t most_rows(Approach approach) {
   if (approach == Approach::packed) return std::numeric_limits<index_t>::max();
   if (approach == Approach::in_place) return 64;
-  return std::is_same_v<typename Target::Real, float> ? 4 * Target::kRows : 0;
+  return std::is_same_v<typename Target::Real, float> && !Target::kTiled ? 4 * Target::kRows : 0;
 }
 
 // Some queries and query heads of a sequence; its rows are (query, head), heads being neighbours.
@@ -93,7 +97,7 @@ template <class Target>
 struct ForwardPlan {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
-  static constexpr index_t W = Target::Simd::W, kRows = Target::kRows;
+  static constexpr index_t kWidth = Target::kWidth, kRows = Target::kRows;
   static constexpr bool kInPlace = std::is_same_v<Elem, Real>;  // P can overwrite the scores.
   ForwardPlan(const ForwardProblem& forward, const Executor& executor, Approach how, const Units& these)
       : f(forward),
@@ -106,19 +110,20 @@ struct ForwardPlan {
         heads(how == Approach::packed ? 1 : p.group()),
         tiles(tiles_for(executor.num_threads)),
         packed(p, format, tiles.keys),
-        q_stride(round_up(p.D, W)),
-        o_stride(round_up(p.Dv, W)),
+        q_stride(round_up(p.D, kWidth)),
+        o_stride(round_up(p.Dv, kWidth)),
         query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)),
         key_blocks(ceil_div(units.longest_k(), tiles.keys)) {}
 
   Tiles tiles_for(int threads) const {
-    Tiles t = forward_tiles(p.D, p.Dv, sizeof(Elem));
+    Tiles t = forward_tiles(p.D, p.Dv, sizeof(Elem), kRows);
     if (approach == Approach::direct) t.keys = min_of(t.keys, kDirectKeys);
     t.keys = min_of(t.keys, round_up(max_of<index_t>(units.longest_k(), 1), kKeyAlign));
     if (approach != Approach::packed) return {max_of<index_t>(1, p.group() * units.longest_q()), t.keys};
     // Smaller blocks when there would be too few tasks for the threads: a row's result does not depend on its
     // neighbours.
-    while (t.queries > 16 && units.count() * p.group() * ceil_div(units.longest_q(), t.queries) < 4 * index_t(threads))
+    while (t.queries > max_of<index_t>(16, kRows) &&
+           units.count() * p.group() * ceil_div(units.longest_q(), t.queries) < 4 * index_t(threads))
       t.queries /= 2;
     return t;
   }

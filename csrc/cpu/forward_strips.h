@@ -17,7 +17,7 @@ class ForwardStrips {
   using Format = typename Target::Format;
   using Block = ForwardBlock<Target>;
   using Scratch = ForwardScratch<Target>;
-  static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows;
+  static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows, kWidth = Target::kWidth;
 
  public:
   explicit ForwardStrips(const ForwardPlan<Target>& plan)
@@ -125,8 +125,8 @@ class ForwardStrips {
     const Panels<Target> panels = plan_.packed.k(block.packed, c.keys);
     c.first = panels.at(begin);
     c.last = panels.at(end - 1) + 1;
-    c.begin = begin / W * W;
-    c.end = round_up(end, W);
+    c.begin = begin / kWidth * kWidth;
+    c.end = round_up(end, kWidth);
     return true;
   }
 

@@ -13,7 +13,10 @@ struct Kernels {
   // Most rows per key head (queries times query heads of a group) for which forward reads K and V where they are, and
   // for which it packs key blocks as they are used.
   index_t direct_rows, in_place_rows;
-  void (*forward)(const ForwardProblem&, const Executor&);
+  // Fewest rows per key head for which forward is of use: sequences with fewer are for other kernels.
+  index_t least_rows;
+  // Runs over the sequences whose rows per key head are in [rows.begin, rows.end).
+  void (*forward)(const ForwardProblem&, Range rows, const Executor&);
   void (*backward)(const BackwardProblem&, const Executor&);
 };
 
@@ -23,6 +26,8 @@ const Kernels& portable_f64_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
+const Kernels& amx_bf16_kernels();
+const Kernels& amx_bf16_emulated_kernels();
 #endif
 
 }  // namespace flash_attn::cpu

@@ -9,8 +9,8 @@
 namespace flash_attn::cpu {
 
 template <class Target>
-void run_forward(const ForwardProblem& problem, const Executor& executor) {
-  forward<Target>(problem, executor);
+void run_forward(const ForwardProblem& problem, Range rows, const Executor& executor) {
+  forward<Target>(problem, rows, executor);
 }
 template <class Target>
 void run_backward(const BackwardProblem& problem, const Executor& executor) {
@@ -28,6 +28,7 @@ constexpr Kernels kernels_of(const char* instruction_set, const char* arithmetic
           sizeof(typename Target::Elem),
           most_rows<Target>(Approach::direct),
           most_rows<Target>(Approach::in_place),
+          Target::kTiled ? kTooFewForTiles + 1 : 0,
           run_forward<Target>,
           run_backward<Target>};
 }

@@ -9,16 +9,16 @@ namespace flash_attn::cpu {
 template <class Target>
 class PackedKeys {
   using Elem = typename Target::Elem;
-  static constexpr index_t W = Target::Simd::W, kPanel = Target::kPanel;
+  static constexpr index_t kWidth = Target::kWidth, kPanel = Target::kPanel;
 
  public:
   PackedKeys(const Problem& p, const RowFormat<Target>& format, index_t block_keys)
       : p_(p),
         format_(format),
         keys_(block_keys),
-        depth_(round_up(p.D, Target::Format::kStep)),
-        k_stride_(round_up(p.D, W)),
-        v_stride_(round_up(p.Dv, W)) {}
+        depth_(round_up(p.D, Target::kDepth)),
+        k_stride_(round_up(p.D, kWidth)),
+        v_stride_(round_up(p.Dv, kWidth)) {}
 
   FA_INLINE index_t depth() const { return depth_; }
   FA_INLINE index_t block_elems() const { return keys_ * (depth_ + v_stride_); }
@@ -26,9 +26,9 @@ class PackedKeys {
   FA_INLINE index_t staging_elems() const { return kPanel * max_of(k_stride_, v_stride_); }
 
   // K^T: features by keys; V: keys by features. `keys` of the block exist.
-  FA_INLINE Panels<Target> k(Elem* block, index_t keys) const { return {block, depth_, round_up(keys, W)}; }
+  FA_INLINE Panels<Target> k(Elem* block, index_t keys) const { return {block, depth_, round_up(keys, kWidth)}; }
   FA_INLINE Panels<Target> v(Elem* block, index_t keys) const {
-    return {block + keys_ * depth_, round_up(keys, W), v_stride_};
+    return {block + keys_ * depth_, round_up(keys, kWidth), v_stride_};
   }
 
   // Packs at least the keys [needed.begin, needed.end) of the block that begins at key `first` and has `keys` keys.

@@ -43,8 +43,8 @@ class BiasGradient {
   using Real = typename Target::Real;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
-  static constexpr index_t W = Simd::W, kStep = Target::Format::kStep, kRows = Target::kRows;
-  static constexpr index_t kQueries = 48;  // A multiple of every target's kRows.
+  static constexpr index_t W = Simd::W, kStep = Target::Format::kStep, kRows = Target::kRows, kWidth = Target::kWidth;
+  static constexpr index_t kQueries = round_up(48, kRows);
 
  public:
   /// The backward pass has written softmax_d.
@@ -56,10 +56,10 @@ class BiasGradient {
         bias_format_(table_format<Target>(p_.bias.dtype)),
         addend_(p_),
         keys_(backward_tiles(p_.D, p_.Dv, sizeof(Elem)).keys),
-        depth_(round_up(p_.D, kStep)),
-        v_depth_(round_up(p_.Dv, kStep)),
-        stride_(round_up(p_.D, W)),
-        v_stride_(round_up(p_.Dv, W)) {}
+        depth_(round_up(p_.D, Target::kDepth)),
+        v_depth_(round_up(p_.Dv, Target::kDepth)),
+        stride_(round_up(p_.D, kWidth)),
+        v_stride_(round_up(p_.Dv, kWidth)) {}
 
   void run() {
     const ScoreTable& d = f_.dbias;
@@ -112,6 +112,7 @@ class BiasGradient {
   void tile(index_t table_b, index_t table_h, index_t row_block, Range keys, const Scratch& s) const {
     const ScoreTable& d = f_.dbias;
     const index_t rows = d.row_stride ? min_of(kQueries, p_.Sq - row_block * kQueries) : 1;
+    [[maybe_unused]] const typename Target::Tiles::Session session;
     fill(s.sum, 0, kQueries * keys_, Real(0));
     const Range bs{d.batch_stride ? table_b : 0, d.batch_stride ? table_b + 1 : p_.B};
     const Range hs{d.head_stride ? table_h : 0, d.head_stride ? table_h + 1 : p_.H};
@@ -135,7 +136,7 @@ class BiasGradient {
   }
 
   void pack_keys(const Reader& r, const Scratch& s) const {
-    const index_t n = r.keys.end - r.keys.begin, padded = round_up(n, W), hk = r.h / p_.group();
+    const index_t n = r.keys.end - r.keys.begin, padded = round_up(n, kWidth), hk = r.h / p_.group();
     const index_t row = r.sequence.k_begin + r.keys.begin;
     load_rows(format_, row_at(p_.k, format_.size, r.b, row, hk), p_.k.row_stride * format_.size, n, padded, p_.D,
               stride_, s.rows);
@@ -148,7 +149,7 @@ class BiasGradient {
   void queries(const Reader& r, index_t first, const Scratch& s) const {
     const index_t rows = min_of(kQueries, r.sequence.q_len - first);
     if (r.rule.cover({first, first + rows}, r.keys) == Cover::none) return;
-    const index_t padded = round_up(r.keys.end - r.keys.begin, W), row = r.sequence.q_begin + first;
+    const index_t padded = round_up(r.keys.end - r.keys.begin, kWidth), row = r.sequence.q_begin + first;
     load_rows(format_, row_at(p_.q, format_.size, r.b, row, r.h), p_.q.row_stride * format_.size, rows, kQueries, p_.D,
               stride_, s.q);
     load_rows(format_, row_at(f_.dout, format_.size, r.b, row, r.h), f_.dout.row_stride * format_.size, rows, kQueries,
@@ -167,7 +168,7 @@ class BiasGradient {
 
   // sum += dS of query i; x holds q.k, y holds dout.v.
   void add_row(const Reader& r, index_t i, Real* x, Real* y, const Scratch& s, Real* sum) const {
-    const index_t n = r.keys.end - r.keys.begin, padded = round_up(n, W);
+    const index_t n = r.keys.end - r.keys.begin, padded = round_up(n, kWidth);
     const DropoutRule& dropout = p_.dropout;
     addend_.row(r.rule, r.b, r.h, i, i + kRows < r.sequence.q_len ? kRows : 0, r.keys, s.addend);
     if (dropout.active) dropout_row<Simd, Target>(dropout, r.b, r.h, i, r.keys.begin, padded, s.dropout);

@@ -3,10 +3,14 @@
 //   Simd, Format, Elem, Real   see simd/ and gemm.h
 //   kRows                      rows of a strip: with kPanelVectors it fills the registers with accumulators
 //   kPanelVectors              vectors side by side in a panel; kPanel its columns
+//   Tiles, kTiled              tile registers, where the micro-kernel works in them (tiles.h)
+//   kDepth, kWidth             packed operands are padded with zeros to multiples of them, in k and in columns;
+//                              kWidth is a multiple of kDepth, since columns of scores become k
 #pragma once
 
 #include "cpu/gemm.h"
 #include "cpu/simd/portable.h"
+#include "cpu/tiles.h"
 
 #if defined(__AVX2__) && defined(__FMA__)
 #include "cpu/simd/avx2.h"
@@ -17,7 +21,7 @@
 
 namespace flash_attn::cpu {
 
-template <class SimdT, class FormatT, int Rows, int PanelVectors>
+template <class SimdT, class FormatT, int Rows, int PanelVectors, class TilesT = NoTiles>
 struct Target {
   using Simd = SimdT;
   using Format = FormatT;
@@ -26,6 +30,10 @@ struct Target {
   static constexpr int kRows = Rows;
   static constexpr int kPanelVectors = PanelVectors;
   static constexpr int kPanel = PanelVectors * SimdT::W;
+  using Tiles = TilesT;
+  static constexpr bool kTiled = !std::is_same_v<TilesT, NoTiles>;
+  static constexpr index_t kDepth = kTiled ? kTileDepth : FormatT::kStep;
+  static constexpr index_t kWidth = kTiled ? kTileBlock : SimdT::W;
 };
 
 using Portable32 = Target<PortableSimd<float, 8>, Scalars<PortableSimd<float, 8>>, 4, 1>;
@@ -38,6 +46,10 @@ using Avx512 = Target<Avx512Simd, Scalars<Avx512Simd>, 4, 4>;
 #endif
 #if defined(__AVX512BF16__)
 using Avx512Bf16 = Target<Avx512Simd, Bf16Pairs, 4, 4>;
+using EmulatedAmxBf16 = Target<Avx512Simd, Bf16Pairs, kTileBlock, 2, EmulatedTiles>;
+#endif
+#if defined(__AVX512BF16__) && defined(__AMX_TILE__) && defined(__AMX_BF16__)
+using AmxBf16 = Target<Avx512Simd, Bf16Pairs, kTileBlock, 2, AmxTiles>;
 #endif
 
 // Tile sizes of a problem. They may change speed and the order of sums, and depend on the shape alone.
@@ -52,9 +64,11 @@ inline constexpr index_t kKeyAlign = 64;
 // Keys of a block that is read where it is: few, so that the next head of the same rows of memory follows soon.
 inline constexpr index_t kDirectKeys = 128;
 
-FA_INLINE Tiles forward_tiles(index_t D, index_t Dv, index_t elem_size) {
+FA_INLINE Tiles forward_tiles(index_t D, index_t Dv, index_t elem_size, index_t strip_rows) {
   const index_t keys = (index_t(512) << 10) / ((D + Dv) * elem_size) / kKeyAlign * kKeyAlign;
-  return {128, max_of<index_t>(128, min_of<index_t>(keys, 1024))};
+  // A strip's scores fit in L1: a limit for tiles, whose strips are high.
+  const index_t longest = min_of<index_t>(1024, 8192 / strip_rows / kKeyAlign * kKeyAlign);
+  return {128, max_of<index_t>(128, min_of(keys, longest))};
 }
 
 FA_INLINE Tiles backward_tiles(index_t D, index_t Dv, index_t elem_size) {

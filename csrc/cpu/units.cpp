@@ -16,4 +16,22 @@ Units::Units(const Problem& p, index_t least_rows, index_t most_rows)
 
 Units::~Units() { delete[] sequences_; }
 
+void clear_slack_rows(const Problem& p, const Operand& x, index_t first, index_t total, index_t heads,
+                      index_t features) {
+  const index_t size = size_of(p.dtype);
+  for (index_t row = first; p.varlen && row < total; ++row)
+    for (index_t h = 0; h < heads; ++h)
+      std::memset(row_at(x, size, 0, row, h), 0, static_cast<std::size_t>(features * size));
+}
+
+void clear_unwritten(const ForwardProblem& f) {
+  const Problem& p = f.problem;
+  clear_slack_rows(p, f.out, p.varlen ? p.cu_seqlens_q[p.B] : 0, p.Tq, p.H, p.Dv);
+  if (p.dtype == DType::f64)
+    fill_slack_lse(p, static_cast<double*>(f.lse), std::numeric_limits<double>::infinity());
+  else
+    fill_slack_lse(p, static_cast<float*>(f.lse), std::numeric_limits<float>::infinity());
+  if (f.s_dmask) std::memset(f.s_dmask, 0, static_cast<std::size_t>(p.B * p.H * p.Sq * p.Sk * size_of(p.dtype)));
+}
+
 }  // namespace flash_attn::cpu

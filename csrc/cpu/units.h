@@ -54,13 +54,8 @@ struct Abreast {
 };
 
 // Zeros in the rows of x that no sequence owns: those after the last one.
-template <class Target>
-void clear_slack_rows(const RowFormat<Target>& rows, const Problem& p, const Operand& x, index_t first, index_t total,
-                      index_t heads, index_t features) {
-  for (index_t row = first; p.varlen && row < total; ++row)
-    for (index_t h = 0; h < heads; ++h)
-      std::memset(row_at(x, rows.size, 0, row, h), 0, static_cast<std::size_t>(features * rows.size));
-}
+void clear_slack_rows(const Problem& p, const Operand& x, index_t first, index_t total, index_t heads,
+                      index_t features);
 
 // An LSE-shaped array's slack, likewise.
 template <class Real>
@@ -68,6 +63,9 @@ void fill_slack_lse(const Problem& p, Real* lse, Real value) {
   for (index_t h = 0; p.varlen && h < p.H; ++h)
     for (index_t row = p.cu_seqlens_q[p.B]; row < p.Tq; ++row) lse[h * p.Tq + row] = value;
 }
+
+// What forward's kernels do not write: the slack of its outputs, and S_dmask past what a row sees.
+void clear_unwritten(const ForwardProblem& f);
 
 // Columns [begin, end) of a row, as kernels write them past a mask's edge.
 template <class Real>

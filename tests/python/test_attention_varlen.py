@@ -5,10 +5,11 @@ from __future__ import annotations
 import cases
 import harness
 import pytest
+import same_bits
 import torch
 from cases import Case
 
-from flash_attn import flash_attn_func, flash_attn_varlen_func
+from flash_attn import flash_attn_varlen_func
 
 
 @pytest.mark.parametrize("case", [c.param() for c in cases.head_dim_cases(varlen=True)])
@@ -25,25 +26,8 @@ def test_one_feature(case):
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("settings", [{"causal": True}, {"window": (40, 9)}, {"alibi": "BH"}], ids=str)
 def test_equals_dense_per_sequence(dtype, settings):
-    """Bit for bit: packing sequences changes where they lie, not what is computed."""
     case = Case(dtype=dtype, lengths=((70, 1100), (5, 1), (130, 130)), varlen=True, H=4, Hk=2, D=32, **settings)
-    inputs = harness.make_inputs(case)
-    out, lse, _ = harness.public_call(inputs)
-    grads = torch.autograd.grad(out, inputs.leaves, inputs.dout)
-    q0 = k0 = 0
-    for b, (Sq, Sk) in enumerate(case.lengths):
-        rows, keys = slice(q0, q0 + Sq), slice(k0, k0 + Sk)
-        leaves = [x.detach()[None, where].requires_grad_() for x, where in zip(inputs.leaves, (rows, keys, keys))]
-        slopes = None if inputs.alibi_slopes is None else inputs.alibi_slopes[b]
-        one, one_lse, _ = flash_attn_func(
-            *leaves, causal=case.causal, window_size=case.window, alibi_slopes=slopes, return_attn_probs=True
-        )
-        assert torch.equal(out[rows], one[0]) and torch.equal(lse[:, rows], one_lse[0])
-        for whole, where, part in zip(
-            grads, (rows, keys, keys), torch.autograd.grad(one, leaves, inputs.dout[None, rows])
-        ):
-            assert torch.equal(whole[where], part[0])
-        q0, k0 = q0 + Sq, k0 + Sk
+    same_bits.check_equals_dense_per_sequence(case)
 
 
 @pytest.mark.parametrize("more", [0, 1, 700])

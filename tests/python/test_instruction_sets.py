@@ -10,6 +10,7 @@ from dataclasses import replace
 import cases
 import harness
 import pytest
+import same_bits
 import torch
 from cases import Case
 
@@ -18,7 +19,9 @@ from flash_attn import flash_attn_interface as interface
 
 module = interface.flash_attn_gpu
 AVAILABLE = module._cpu_isas()
-KNOWN = ("portable", "avx2", "avx512", "avx512_bf16")
+KNOWN = ("portable", "avx2", "avx512", "avx512_bf16", "amx_bf16_emulated", "amx_bf16")
+WITH_BF16_PRODUCTS = KNOWN[3:]
+with_tiles = pytest.mark.parametrize("isa", ("amx_bf16_emulated", "amx_bf16"), indirect=True)
 
 # A slice of the grid: every dtype, tails of vectors of every width, and each feature.
 SLICE = [
@@ -40,6 +43,16 @@ SLICE += [
 ]
 
 
+# What the tiles' kernels add: blocks of 32 rows and columns, and their tails.
+TILES = [
+    Case(dtype="bf16", lengths=((Sq, Sk),), H=4, Hk=Hk, D=D, Dv=Dv, causal=causal)
+    for Sq, Sk in ((65, 129), (160, 350))
+    for Hk in (1, 4)
+    for D, Dv in ((40, None), (64, None), (128, None), (256, None), (192, 128), (24, 72))
+    for causal in (False, True)
+]
+
+
 @pytest.fixture(params=KNOWN)
 def isa(request):
     if request.param not in AVAILABLE:
@@ -52,14 +65,66 @@ def isa(request):
 @pytest.mark.second_torch
 @pytest.mark.parametrize("case", [c.param() for c in SLICE])
 def test_slice(case, isa):
-    q = torch.zeros(1, 1, 1, 8, dtype=harness.TORCH_DTYPES[case.dtype])
+    q = torch.zeros(1, 128, 1, 8, dtype=harness.TORCH_DTYPES[case.dtype])
     used = flash_attn.explain(q, q, q).instruction_set
     if case.dtype == "fp64":
         assert used == "portable"  # the reference precision has one kernel
     else:
         # Only bf16 has the BF16 dot product; others run the set below it.
-        assert used == ("avx512" if isa == "avx512_bf16" and case.dtype != "bf16" else isa)
+        assert used == ("avx512" if isa in WITH_BF16_PRODUCTS and case.dtype != "bf16" else isa)
     harness.check(case)
+
+
+@with_tiles
+@pytest.mark.parametrize("case", [c.param() for c in TILES])
+def test_tiles(case, isa):
+    harness.check(case)
+
+
+# Sequences on both sides of the rows per key head from which tiles are used (17) and K and V are packed first (65).
+MIXED = Case(
+    dtype="bf16",
+    lengths=((70, 1100), (5, 1), (8, 300), (9, 300), (32, 1300), (33, 300), (130, 130)),
+    varlen=True,
+    H=4,
+    Hk=2,
+    D=40,
+)
+
+
+@with_tiles
+@pytest.mark.parametrize("settings", [{"causal": True}, {"window": (40, 9)}, {"alibi": "BH"}], ids=str)
+def test_tiles_equal_dense_per_sequence(settings, isa):
+    same_bits.check_equals_dense_per_sequence(replace(MIXED, **settings))
+
+
+@with_tiles
+@pytest.mark.parametrize("settings", [{}, {"causal": True, "dropout_p": 0.2}], ids=str)
+def test_tiles_same_bits_for_every_thread_count(settings, isa):
+    same_bits.check_every_thread_count(replace(MIXED, **settings))
+
+
+@with_tiles
+def test_few_rows_do_not_use_tiles(isa):
+    def explained(queries, **lengths):
+        q, k = torch.zeros(2, queries, 8, 64, dtype=torch.bfloat16), torch.zeros(2, 300, 2, 64, dtype=torch.bfloat16)
+        if lengths:
+            q, k = q.flatten(0, 1), k.flatten(0, 1)
+        return flash_attn.explain(q, k, k, **lengths)
+
+    few = explained(4)  # Four query heads of a key head: 16 rows.
+    assert few.instruction_set in ("avx512", "avx512_bf16") and any("no use" in reason for reason in few.reasons)
+    assert explained(5).instruction_set == isa
+    cu_seqlens = torch.tensor([0, 30, 34], dtype=torch.int32)
+    mixed = explained(17, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, max_seqlen_q=30, max_seqlen_k=30)
+    assert mixed.instruction_set == isa
+    assert any(f"run on the {few.instruction_set} kernels" in reason for reason in mixed.reasons)
+
+
+def test_emulation_is_never_chosen():
+    module._force_cpu_isa("")
+    q = torch.zeros(1, 128, 1, 8, dtype=torch.bfloat16)
+    assert flash_attn.explain(q, q, q).instruction_set != "amx_bf16_emulated"
 
 
 def test_portable_is_always_there():
@@ -74,7 +139,7 @@ def test_unknown_name_is_refused():
 
 def report(**environment):
     script = (
-        "import torch, flash_attn; q = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16);"
+        "import torch, flash_attn; q = torch.zeros(1, 128, 1, 8, dtype=torch.bfloat16);"
         "print(flash_attn.explain(q, q, q).instruction_set)"
     )
     return subprocess.run(

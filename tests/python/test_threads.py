@@ -12,6 +12,7 @@ from dataclasses import replace
 import cases
 import harness
 import pytest
+import same_bits
 import torch
 from cases import Case
 
@@ -26,31 +27,12 @@ SAMPLES = {
 }
 
 
-def results(inputs):
-    torch.manual_seed(1)
-    out, lse, s_dmask = harness.public_call(inputs)
-    return [out, lse, s_dmask, *torch.autograd.grad(out, inputs.leaves, inputs.dout)]
-
-
-@pytest.fixture
-def threads():
-    """Restores the number of threads."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.second_torch
 @pytest.mark.feature("same bits for every thread count")
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("sample", list(SAMPLES))
-def test_same_bits_for_every_thread_count(sample, dtype, threads):
-    inputs = harness.make_inputs(replace(SAMPLES[sample], dtype=dtype))
-    threads(1)
-    expected = results(inputs)
-    for n in (2, 3, 7):
-        threads(n)
-        assert all(torch.equal(a, b) for a, b in zip(results(inputs), expected)), f"{n} threads"
+def test_same_bits_for_every_thread_count(sample, dtype):
+    same_bits.check_every_thread_count(replace(SAMPLES[sample], dtype=dtype))
 
 
 @pytest.mark.second_torch

@@ -8,6 +8,7 @@ set(rank_portable 0)
 set(rank_avx2 1)
 set(rank_avx512 2)
 set(rank_avx512_bf16 3)
+set(rank_amx_bf16 4)
 
 string(REPLACE "," ";" OBJECTS "${OBJECTS}")
 set(offenders)
