@@ -28,8 +28,9 @@ if not ON_GPU:
 pytest.importorskip("triton", reason="Triton is not installed: pip install -r requirements/triton.txt")
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "python"))
+sys.path[:0] = [str(HERE / "python"), str(HERE.parent / "tools")]
 
+import error_sites  # noqa: E402
 import harness  # noqa: E402
 import kvcache_model as model  # noqa: E402
 import oracle  # noqa: E402
@@ -42,7 +43,8 @@ from devices import Device  # noqa: E402
 import flash_attn  # noqa: E402
 from flash_attn import _native, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: E402
 from flash_attn import flash_attn_interface as interface  # noqa: E402
-from flash_attn.flash_attn_triton_amd import interface_fa, interface_v2, tuning  # noqa: E402
+from flash_attn.flash_attn_triton_amd import interface_fa, interface_v2, stored, tuning  # noqa: E402
+from flash_attn.flash_attn_triton_amd.launch import recording  # noqa: E402
 
 DEVICE = Device("cuda" if ON_GPU else "cpu")
 DTYPES = ("fp32", "fp16", "bf16")
@@ -71,19 +73,7 @@ def test_flash_attn_output(case):
     harness.check(case, device=DEVICE)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("bf16", ((20, 70),), H=2, Hk=1, D=40, Dv=24, causal=True),
-        Case("fp32", ((20, 70),), H=1, Hk=1, D=256, Dv=16),
-        Case("fp16", ((70, 70),), H=2, Hk=2, D=32, causal=True, packing="qkv"),
-        Case("bf16", ((70, 70), (5, 5)), True, H=2, Hk=2, D=32, packing="qkv"),
-        Case("fp16", ((70, 30),), H=2, Hk=1, D=32, packing="kv", scale=0.3),
-        Case("bf16", ((30, 70), (5, 9)), True, H=2, Hk=1, D=32, packing="kv", window=(9, -1)),
-        Case("fp32", ((20, 33),), H=2, Hk=2, D=1, window=(-1, 4), alibi="H"),
-    ],
-    ids=lambda case: case.id,
-)
+@pytest.mark.parametrize("case", triton_cases.HEAD_DIMS, ids=lambda case: case.id)
 def test_head_dims_and_packing(case):
     harness.check(case, device=DEVICE)
 
@@ -125,6 +115,13 @@ def test_dropout_mask_is_the_projects(p):
     _, _, s_dmask, rng_state = interface_fa.fwd(q, k, k, None, None, p, 0.25, False, -1, -1, 0.0, True)
     keep = philox.keep_mask(rng_state.tolist(), p, 2, 3, 5, 150)
     assert torch.equal(~torch.signbit(s_dmask.cpu()), keep)
+
+
+@pytest.mark.parametrize("keys", (16, 32, 128))
+def test_dropout_mask_of_every_tile_size(keys, monkeypatch):
+    """Forward and backward pass, whose kernels begin at any multiple of the tile."""
+    monkeypatch.setattr(tuning, "static_settings", lambda kind, target: tuning.Settings(16, keys, 4, 1))
+    harness.check(Case("fp32", ((20, 150),), H=1, Hk=1, D=16, dropout_p=0.4), device=DEVICE)
 
 
 def test_dropout_draws_what_the_native_backend_draws():
@@ -263,6 +260,21 @@ def test_paged_varlen(seqused):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("storage", ("pages", "cache_batch_idx"))
+def test_rows_that_are_not_there(storage, monkeypatch):
+    """Where contents cannot be read first, as on a GPU: nothing out of bounds is touched, and what sees it is NaN."""
+    monkeypatch.setattr(stored.StoredKeys, "check_contents", lambda self, added: None)
+    arguments, broken, appended = triton_cases.broken_cache_call(storage)
+    arguments = {name: there(x) for name, x in arguments.items()}
+    caches = [arguments[name] for name in ("k_cache", "v_cache")]
+    before = [x.clone() for x in caches]
+    out, lse = flash_attn_with_kvcache(**arguments, return_softmax_lse=True)
+    assert out.isnan().any(-1).any(-1).all(-1).tolist() == broken == lse.isnan().any(1).all(-1).tolist()
+    assert all(torch.isfinite(out[b]).all() for b in range(3) if not broken[b])
+    # Nothing else changed.
+    assert [(a != b).any(-1).any(-1).sum().item() for a, b in zip(caches, before)] == [appended] * 2
+
+
 def test_used_and_padded_keys_in_varlen():
     q, k, v = randn(9, 4, 24), randn(130, 2, 24, seed=1), randn(130, 2, 24, seed=2)
     cu_q, cu_k = there(torch.tensor([0, 3, 9], dtype=torch.int32), torch.tensor([0, 100, 130], dtype=torch.int32))
@@ -277,11 +289,31 @@ def test_used_and_padded_keys_in_varlen():
 # What is refused, by name.
 
 
-@pytest.mark.parametrize("words", list(triton_refused.refused(there)))
-def test_refused(words):
-    error, call = triton_refused.refused(there)[words]
-    with pytest.raises(error, match=words.replace("`", ".")):
-        call()
+@pytest.fixture(scope="module")
+def messages():
+    """What calls that are refused say: {words: message}."""
+    said = {}
+    for words, (error, call) in triton_refused.refused(there).items():
+        with pytest.raises(error) as raised:
+            call()
+        said[words] = raised.type, str(raised.value)
+    return said
+
+
+def test_refused(messages):
+    for words, (error, message) in messages.items():
+        assert words in message and error is triton_refused.refused(there)[words][0], message
+
+
+def test_every_error_text_is_raised(messages):
+    """And none by other words than docs/errors.md has."""
+    sites = [s for s in error_sites.all_sites() if s.path.startswith("flash_attn/flash_attn_triton_amd/")]
+    texts = [(error.__name__, message) for error, message in messages.values()]
+    for error, message in texts:
+        assert any(s.error == error and s.matches(message) for s in sites), message
+    contents = ("cache_batch_idx must be from", "block_table must hold pages") if ON_GPU else ()
+    silent = [s.template for s in sites if not any(s.error == e and s.matches(m) for e, m in texts)]
+    assert [text for text in silent if not text.removeprefix("flash_attn: ").startswith(contents or ("-",))] == []
 
 
 # How the backend is selected, described, and tuned.
@@ -289,6 +321,15 @@ def test_refused(words):
 
 def test_selected():
     assert interface.USE_TRITON_ROCM is True and interface.flash_attn_gpu is interface_fa
+
+
+def test_tiles_of_two_widths_are_not_made_for_nvidia():
+    """ptxas 12.8 addresses them wrongly; AMD's compiler does not know it."""
+    q, k, v = (torch.empty(1, 8, 2, D, dtype=torch.bfloat16, device="meta") for D in (40, 40, 24))
+    for target, expected in (("sm_90", (64, 64)), ("gfx942", (64, 32)), ("gfx1201", (64, 32))):
+        with tuning.compiling_for(target), recording() as launches:
+            interface_fa.fwd(q, k, v, None, None, 0.0, 0.2, True, -1, -1, 0.0, False)
+        assert tuple(launches[0].arguments[name] for name in ("BLOCK_D", "BLOCK_DV")) == expected
 
 
 def test_explain():
@@ -351,10 +392,3 @@ print(flash_attn.flash_attn_func(q, q, q).isfinite().all().item())
     assert list(kept) == ["forward/float32/d16x16"] and len(kept["forward/float32/d16x16"]) == 4
     second = child(code, **environment)
     assert second.stdout == "True\n" and "tuning" not in second.stderr, second.stderr
-
-
-def test_a_wrong_tuning_switch_is_an_error(monkeypatch):
-    monkeypatch.setenv(AUTOTUNE, "maybe")
-    q = there(torch.zeros(1, 4, 2, 16))
-    with pytest.raises(RuntimeError, match="'maybe'"):
-        flash_attn_func(q, q, q)

@@ -73,8 +73,8 @@ SECTIONS = {
         ("flash_attn/integrations/",),
     ),
     "The Triton backend": (
-        "It runs where FLASH_ATTENTION_TRITON_AMD_ENABLE asks for it; unset that to use the native backend. What "
-        "`check` of problem.py is given to say is not listed: it is about single arguments, as above.",
+        "It runs where FLASH_ATTENTION_TRITON_AMD_ENABLE asks for it; unset that to use the native backend. What it "
+        "lacks is NotImplementedError; what is not accepted by any backend has the words of the sections above.",
         ("flash_attn/flash_attn_triton_amd/",),
     ),
     "GPUs": (
@@ -95,7 +95,7 @@ GPU = "it needs a GPU, a simulated one or a damaged installation"
 NOT_PROVOKED = {
     "csrc/core/c_api.cpp: ": "only C programs can cause it; tests/cpp has calls that do",
     "csrc/hip/": GPU,
-    "flash_attn/flash_attn_triton_amd/": "it needs Triton",
+    "flash_attn/flash_attn_triton_amd/": "it needs Triton, and `tests/test_flash_attn_triton_amd.py` raises each",
     "csrc/core/features.cpp: ": GPU,
     "csrc/core/backend.h: ": GPU,
     "csrc/core/attention.cpp: ": "it needs a device for which there is no backend",

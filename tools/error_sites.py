@@ -169,9 +169,24 @@ def _python_pieces(node):
         yield "filled", _python_name(node)
 
 
+def _checked_pieces(node):
+    """(error, pieces) of a call of the Triton backend's `check(condition, text)` or `lacks(condition, what, remedy)`."""
+    texts = [list(_python_pieces(text)) for text in node.args[1:]]
+    if node.func.id == "check":
+        return "RuntimeError", [("literal", "flash_attn: "), *texts[0]]
+    what, remedy = texts
+    before = ("literal", "flash_attn: the Triton backend has no ")
+    return "NotImplementedError", [before, *what, ("literal", "; "), *remedy]
+
+
 def python_sites(path):
+    has_checks = path.parent.name == "flash_attn_triton_amd"
     for node in ast.walk(ast.parse(path.read_text())):
         text, error = None, "AssertionError"
+        if has_checks and isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("check", "lacks"):
+            error, pieces = _checked_pieces(node)
+            yield _site(path, range(node.lineno, node.end_lineno + 1), error, pieces)
+            continue
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             text, error = node.exc.args[0], ast.unparse(node.exc.func)
         elif isinstance(node, ast.Assert):

@@ -12,15 +12,14 @@ from torch import Tensor
 from flash_attn.flash_attn_triton_amd import backward as backward_kernels
 from flash_attn.flash_attn_triton_amd.dropout import signed_weights
 from flash_attn.flash_attn_triton_amd.forward import attention_forward
-from flash_attn.flash_attn_triton_amd.launch import head_dims, launch
+from flash_attn.flash_attn_triton_amd.launch import head_blocks, head_dims, launch
 from flash_attn.flash_attn_triton_amd.problem import Problem, check, check_shape, head_block, strides_of
 from flash_attn.flash_attn_triton_amd.tuning import Kind
 
 
 def kind_of(problem: Problem, kernel: str) -> Kind:
     q, v = problem.q, problem.v
-    blocks = head_block(q.shape[-1]), head_block(v.shape[-1])
-    return Kind(kernel, q.dtype, *blocks, problem.window != (None, None), problem.dropout_p > 0)
+    return Kind(kernel, q.dtype, *head_blocks(q, v), problem.window != (None, None), problem.dropout_p > 0)
 
 
 def _rows_grid(problem: Problem):
@@ -37,7 +36,7 @@ def forward(
     q, k, v = problem.q, problem.k, problem.v
     shape = (*q.shape[:-1], v.shape[-1])
     out = torch.empty(shape, dtype=q.dtype, device=q.device) if out is None else out
-    check_shape("out", out, q, shape, q.dtype)
+    check_shape("out", out, q, problem.letters("H", "Dv"), shape, q.dtype)
     lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device)
     if problem.packed:
         # Rows past the last sequence belong to no program.
@@ -107,14 +106,17 @@ def backward(
     problem.validate()
     q, k, v = problem.q, problem.k, problem.v
     for name, x in (("out", out), ("dout", dout)):
-        check_shape(name, x, q, (*q.shape[:-1], v.shape[-1]), q.dtype)
+        check_shape(name, x, q, problem.letters("H", "Dv"), (*q.shape[:-1], v.shape[-1]), q.dtype)
     for name, x, of in zip(("dq", "dk", "dv"), grads, (q, k, v)):
-        check_shape(name, x, q, of.shape, q.dtype)
-    check_shape("softmax_lse", lse, q, problem.lse_shape, torch.float32)
-    check(problem.dropout_p == 0 or problem.rng_state is not None, "rng_state is None; with dropout pass the forward's")
+        check_shape(name, x, q, f"of {name[1]}", of.shape, q.dtype)
+    check_shape("softmax_lse", lse, q, problem.lse_letters, problem.lse_shape, torch.float32)
+    check(
+        problem.dropout_p == 0 or problem.rng_state is not None,
+        f"rng_state is None and dropout_p = {problem.dropout_p}; pass the int64 (2,) that the forward pass returned",
+    )
     lse, delta = lse.contiguous(), torch.zeros(lse.shape, dtype=lse.dtype, device=lse.device)
     if dlse is not None:
-        check_shape("dlse", dlse, q, problem.lse_shape, torch.float32)
+        check_shape("dlse", dlse, q, problem.lse_letters, problem.lse_shape, torch.float32)
         dlse = dlse.contiguous()
     if problem.packed or q.numel() == 0 or k.numel() == 0:
         for x in grads:

@@ -20,6 +20,7 @@ from flash_attn.flash_attn_triton_amd.language import (
     key_range,
     load_rows,
     narrowed,
+    plus_product,
     query_range,
     sequence,
     slope_of,
@@ -107,8 +108,8 @@ def _sum_over_queries(
             q_tile, k_tile, v_tile, do_tile, row_lse, row_delta, rows, first_key, (rows + (Sk - Sq))[:, None], Sk,
             score, dropout, M, N, MASKED,
         )  # fmt: skip
-        dv += dot(tl.trans(narrowed(p, do_tile.dtype)), do_tile)
-        dk += dot(tl.trans(narrowed(ds, q_tile.dtype)), q_tile)
+        dv = plus_product(dv, 1.0, tl.trans(narrowed(p, do_tile.dtype)), do_tile)
+        dk = plus_product(dk, 1.0, tl.trans(narrowed(ds, q_tile.dtype)), q_tile)
     return dk, dv
 
 
@@ -181,7 +182,7 @@ def _sum_over_keys(
             q_tile, k_tile, v_tile, do_tile, row_lse, row_delta, rows, first_key, diagonal, Sk, score, dropout,
             M, N, MASKED,
         )  # fmt: skip
-        dq += dot(narrowed(ds, k_tile.dtype), k_tile)
+        dq = plus_product(dq, 1.0, narrowed(ds, k_tile.dtype), k_tile)
     return dq
 
 

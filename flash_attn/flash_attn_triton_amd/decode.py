@@ -16,6 +16,7 @@ from flash_attn.flash_attn_triton_amd.language import (
     exponents,
     key_range,
     narrowed,
+    plus_product,
     sequence,
     softmax_step,
 )
@@ -23,16 +24,22 @@ from flash_attn.flash_attn_triton_amd.rotary import rotated
 
 
 @triton.jit
-def slot_offsets(slots, inside, b, strides, block_table, table_stride, page, cache_rows):
-    """Offsets of slots of sequence b: through the block table, or in its row of the cache."""
+def place_of(slots, inside, b, block_table, table_stride, page, cache_rows, stored_rows):
+    """Where slots of sequence b are: (row of k and v, slot in it, whether it is there); rows are pages or of a cache.
+
+    A page or a row that k and v do not have is not there: nothing is read from it or written to it.
+    """
     if block_table is not None:
-        number = tl.load(block_table + b * table_stride + slots // page, mask=inside, other=0)
-        return tl.cast(number, tl.int64) * strides[0] + tl.cast(slots % page, tl.int64) * strides[1]
+        row = tl.load(block_table + b * table_stride + slots // page, mask=inside, other=0)
+        slots = slots % page
+        there = inside & (row >= 0) & (row < stored_rows)
+    elif cache_rows is not None:
+        row = tl.load(cache_rows + b) + tl.zeros_like(slots)
+        there = inside & (row >= 0) & (row < stored_rows)
     else:
         row = b
-        if cache_rows is not None:
-            row = tl.load(cache_rows + b)
-        return tl.cast(row, tl.int64) * strides[0] + tl.cast(slots, tl.int64) * strides[1]
+        there = inside
+    return tl.cast(row, tl.int64), tl.cast(slots, tl.int64), there
 
 
 @triton.jit
@@ -52,8 +59,10 @@ def append(
     table_stride,
     page,
     cache_rows,
+    stored_rows,
     cos,
     sin,
+    angles,
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     D: tl.constexpr,
@@ -71,12 +80,14 @@ def append(
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     k_source = k_new + tl.cast(b, tl.int64) * k_new_strides[0] + head * k_new_strides[2]
     v_source = v_new + tl.cast(b, tl.int64) * v_new_strides[0] + head * v_new_strides[2]
-    k_offsets = slot_offsets(slots, inside, b, k_strides, block_table, table_stride, page, cache_rows)
-    v_offsets = slot_offsets(slots, inside, b, v_strides, block_table, table_stride, page, cache_rows)
-    k_mask = inside[:, None] & (d[None, :] < D)
-    v_mask = inside[:, None] & (dv[None, :] < DV)
+    row, slot, there = place_of(slots, inside, b, block_table, table_stride, page, cache_rows, stored_rows)
+    k_offsets, v_offsets = row * k_strides[0] + slot * k_strides[1], row * v_strides[0] + slot * v_strides[1]
+    k_mask = there[:, None] & (d[None, :] < D)
+    v_mask = there[:, None] & (dv[None, :] < DV)
     if cos is not None:
-        values = rotated(k_source, k_new_strides[1], rows, added, cos, sin, slots, HALF, INTERLEAVED, D, BLOCK_D)
+        values = rotated(
+            k_source, k_new_strides[1], rows, added, cos, sin, angles, slots, HALF, INTERLEAVED, D, BLOCK_D
+        )
         values = narrowed(values, k.dtype.element_ty)
     else:
         values = tl.load(k_source + rows[:, None] * k_new_strides[1] + d[None, :], mask=k_mask, other=0.0)
@@ -89,10 +100,13 @@ def append(
 @triton.jit
 def _attend_slots(
     q_tile, k_head, v_head, k_strides, v_strides, begin, end, Sk, pad, b, block_table, table_stride, page, cache_rows,
-    diagonal, score, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    stored_rows, diagonal, score, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over keys [begin, end) of sequence b, which lie in slots from `pad` on."""
+    """Online softmax over keys [begin, end) of sequence b, which lie in slots from `pad` on.
+
+    A key whose page is not there is NaN, and so are the rows that see it: nobody takes them for results.
+    """
     d, dv, local = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV), tl.arange(0, BLOCK_N)
     accumulator = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
@@ -100,22 +114,25 @@ def _attend_slots(
     for first_key in range(begin, end, BLOCK_N):
         keys = first_key + local
         inside = keys < Sk
-        k_offsets = slot_offsets(pad + keys, inside, b, k_strides, block_table, table_stride, page, cache_rows)
-        v_offsets = slot_offsets(pad + keys, inside, b, v_strides, block_table, table_stride, page, cache_rows)
-        k_mask, v_mask = inside[:, None] & (d[None, :] < D), inside[:, None] & (dv[None, :] < DV)
+        row, slot, there = place_of(pad + keys, inside, b, block_table, table_stride, page, cache_rows, stored_rows)
+        k_offsets, v_offsets = row * k_strides[0] + slot * k_strides[1], row * v_strides[0] + slot * v_strides[1]
+        k_mask, v_mask = there[:, None] & (d[None, :] < D), there[:, None] & (dv[None, :] < DV)
         k_tile = tl.load(k_head + k_offsets[:, None] + d[None, :], mask=k_mask, other=0.0)
         s = exponents(capped(dot(q_tile, tl.trans(k_tile)), score), score, diagonal, keys, Sk, True)
+        if block_table is not None or cache_rows is not None:
+            lost = inside & (there == 0)
+            s = tl.where(lost[None, :] & (s > -float("inf")), float("nan"), s)
         p, alpha, m, row_sum = softmax_step(s, m, row_sum, True)
         v_tile = tl.load(v_head + v_offsets[:, None] + dv[None, :], mask=v_mask, other=0.0)
-        accumulator = accumulator * alpha[:, None] + dot(narrowed(p, v_tile.dtype), v_tile)
+        accumulator = plus_product(accumulator, alpha[:, None], narrowed(p, v_tile.dtype), v_tile)
     return accumulator, row_sum, m
 
 
 @triton.jit
 def attend_stored(
     q, k, v, out, lse, q_strides, k_strides, v_strides, out_strides, lse_strides, split_strides, splits, cu_seqlens_q,
-    used_k, added, leftpad_k, block_table, table_stride, page, cache_rows, longest_q, capacity, group, scale, softcap,
-    left, right, alibi_slopes, alibi_stride, COMBINED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    used_k, added, leftpad_k, block_table, table_stride, page, cache_rows, stored_rows, longest_q, capacity, group,
+    scale, softcap, left, right, alibi_slopes, alibi_stride, COMBINED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """out and lse of BLOCK_M (query, head) pairs of one key head over one of `splits` ranges of their keys.
@@ -130,7 +147,7 @@ def attend_stored(
     if used_k is not None:
         end_slot = tl.minimum(tl.load(used_k + b) + added, capacity)
     if leftpad_k is not None:
-        pad = tl.load(leftpad_k + b)
+        pad = tl.maximum(tl.load(leftpad_k + b), 0)
     Sk = tl.maximum(end_slot - pad, 0)
     first, total = tile * BLOCK_M, Sq * group
     if first >= total:
@@ -159,7 +176,7 @@ def attend_stored(
     v_head = v + tl.cast(kv_head, tl.int64) * v_strides[2]
     accumulator, row_sum, m = _attend_slots(
         q_tile, k_head, v_head, k_strides, v_strides, begin, end, Sk, pad, b, block_table, table_stride, page,
-        cache_rows, diagonal, score, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        cache_rows, stored_rows, diagonal, score, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     empty = row_sum == 0.0
     accumulator = accumulator / tl.where(empty, 1.0, row_sum)[:, None]

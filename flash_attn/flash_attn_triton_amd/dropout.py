@@ -4,7 +4,8 @@
     word   = philox(counter = ((j / 64) * 4 + (j / 4) % 4, i, b, h), key = subkey)[(j / 16) % 4]
     byte   = byte j % 4 of word;  kept iff byte <= floor(255 * (1 - p))
 
-One call gives the bytes of 16 keys, so a tile of keys is a multiple of 64, and begins at one.
+Four calls give the bytes of 64 keys. A tile of keys is a multiple of 64, or 16 or 32 of them, and begins at a multiple of
+its size.
 """
 
 from __future__ import annotations
@@ -74,15 +75,23 @@ def subkey_of(rng_state):
 @triton.jit
 def kept(dropout, rows, first_key, M: tl.constexpr, N: tl.constexpr):
     """bool (M,N): which weights of M rows and the N keys from first_key on stay."""
-    calls = first_key // 16 + tl.arange(0, N // 16)
-    counter = tl.broadcast_to(calls[None, :], (M, N // 16)).to(tl.uint32)
-    row = tl.broadcast_to(rows[:, None], (M, N // 16)).to(tl.uint32)
-    zero = tl.zeros((M, N // 16), tl.uint32)
+    CALLS: tl.constexpr = N // 16 if N > 64 else 4
+    calls = first_key // 64 * 4 + tl.arange(0, CALLS)
+    counter = tl.broadcast_to(calls[None, :], (M, CALLS)).to(tl.uint32)
+    row = tl.broadcast_to(rows[:, None], (M, CALLS)).to(tl.uint32)
+    zero = tl.zeros((M, CALLS), tl.uint32)
     b, head = zero + tl.cast(dropout.b, tl.uint32), zero + tl.cast(dropout.head, tl.uint32)
     w0, w1, w2, w3 = philox4x32(counter, row, b, head, dropout.k0, dropout.k1)
-    # (.., 2, 2) reads as word 0, 1, 2, 3; keys count by word first, then by call.
-    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
-    words = tl.permute(tl.reshape(words, (M, N // 64, 4, 4)), (0, 1, 3, 2))
+    # Keys count by byte first, then by call, then by word.
+    word = first_key % 64 // 16
+    if N == 16:
+        words = tl.where(word == 0, w0, tl.where(word == 1, w1, tl.where(word == 2, w2, w3)))
+    elif N == 32:
+        words = tl.permute(tl.join(tl.where(word == 0, w0, w2), tl.where(word == 0, w1, w3)), (0, 2, 1))
+    else:
+        # (.., 2, 2) reads as word 0, 1, 2, 3.
+        words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+        words = tl.permute(tl.reshape(words, (M, N // 64, 4, 4)), (0, 1, 3, 2))
     words = tl.reshape(words, (M, N // 4, 1))
     bytes_ = (words >> (8 * tl.arange(0, 4)).to(tl.uint32)[None, None, :]) & 255
     return tl.reshape(bytes_, (M, N)).to(tl.int32) <= dropout.threshold

@@ -10,18 +10,16 @@ from torch import Tensor
 from flash_attn import _backend_choice, _native
 from flash_attn.flash_attn_triton_amd import attention, interface_fa, raw, stored, tuning
 from flash_attn.flash_attn_triton_amd.launch import recording
-from flash_attn.flash_attn_triton_amd.problem import Problem, lacks
+from flash_attn.flash_attn_triton_amd.problem import BEYOND_UPSTREAM, Problem, refuse_tables
 
 _NAMES = {"attention_forward": "forward", "attend_stored": "stored", "query_gradients": "backward"}
-_TABLES = ("attn_bias", "attn_mask", "learnable_sink", "key_begin", "key_end")
 
 
 def explain(*call) -> Dict[str, Any]:
     """Arguments and result as those of the native `_explain`: the call's, then whether its backward pass is meant."""
     if not raw.computes(call[0]):
         return _on_cpu(_native.load()._explain(*call))
-    for name, table in zip(_TABLES, call[14:19]):
-        lacks(table is not None, name, "pass None, or unset FLASH_ATTENTION_TRITON_AMD_ENABLE")
+    refuse_tables(dict(zip(BEYOND_UPSTREAM, call[14:19])))
     return _described(call, _run)
 
 

@@ -16,6 +16,7 @@ from flash_attn.flash_attn_triton_amd.language import (
     key_range,
     load_rows,
     narrowed,
+    plus_product,
     sequence,
     slope_of,
     softmax_step,
@@ -60,7 +61,7 @@ def _attend(
         if dropout.rng_state is not None:
             p = tl.where(kept(dropout, rows, first_key, M, N), p, 0.0)
         v_tile = load_rows(advanced(v, v_stride, first_key), v_stride, local, Sk - first_key, DV, BLOCK_DV, MASKED)
-        accumulator = accumulator * alpha[:, None] + dot(narrowed(p, v_tile.dtype), v_tile)
+        accumulator = plus_product(accumulator, alpha[:, None], narrowed(p, v_tile.dtype), v_tile)
     return accumulator, row_sum, m
 
 

@@ -82,7 +82,10 @@ def varlen_fwd(
         return elsewhere("varlen_fwd", q, k, v, out, *lengths, *storage, *longest, *more)
     problem = Problem(q, k, v, *score, alibi_slopes, *lengths, *longest, seqused_k, leftpad_k)
     if block_table_ is not None:
-        check(num_splits <= 1, f"num_splits > 1 is not supported with block_table, got {num_splits}; pass 0 or 1")
+        check(
+            num_splits <= 1,
+            f"num_splits > 1 is not supported with block_table, got num_splits = {num_splits}; pass 0 or 1",
+        )
         return attend_pages(problem, block_table_, out, num_splits, return_softmax)
     return run_forward(problem, out, return_softmax)
 

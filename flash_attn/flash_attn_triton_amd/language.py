@@ -31,6 +31,19 @@ def dot(a, b):
 
 
 @triton.jit
+def plus_product(total, factor, a, b):
+    """total * factor + a b.
+
+    In fp32 the product of a tile is summed from zero and then added, so that a sum over Sk keys has the rounding errors
+    of Sk / tile + tile additions, not of Sk. A plain sum would be merged into the product, which then begins at total.
+    """
+    if a.dtype == tl.float32:
+        return tl.fma(total, tl.zeros_like(total) + factor, dot(a, b))
+    else:
+        return total * factor + dot(a, b)
+
+
+@triton.jit
 def narrowed(x, dtype: tl.constexpr):
     """fp32 x rounded to nearest, ties to even, as GPUs do; the interpreter would cut bf16 off."""
     if INTERPRETED and dtype == tl.bfloat16:

@@ -39,9 +39,26 @@ def is_recording() -> bool:
     return _recorded is not None
 
 
+def target_of(device: torch.device) -> str:
+    """The architecture that a launch is for: that of the device or, while launches are recorded, the one asked for."""
+    return tuning.compiled_for() if is_recording() else tuning.architecture(device)
+
+
+def head_blocks(q: Tensor, v: Tensor) -> Tuple[int, int]:
+    """Features of a tile of q and k, and of v.
+
+    On NVIDIA's GPUs fp16 and bf16 have one size for both: of tiles of two widths, which differ in how local memory is
+    swizzled, ptxas 12.8 addresses the narrower one wrongly where loads are not pipelined (D = 40 with Dv = 24).
+    """
+    blocks = head_block(q.shape[-1]), head_block(v.shape[-1])
+    if q.dtype != torch.float32 and target_of(q.device).startswith("sm_"):
+        return max(blocks), max(blocks)
+    return blocks
+
+
 def head_dims(q: Tensor, v: Tensor) -> Dict[str, int]:
-    D, Dv = q.shape[-1], v.shape[-1]
-    return dict(D=D, DV=Dv, BLOCK_D=head_block(D), BLOCK_DV=head_block(Dv))
+    BLOCK_D, BLOCK_DV = head_blocks(q, v)
+    return dict(D=q.shape[-1], DV=v.shape[-1], BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV)
 
 
 def _current(device: torch.device):
@@ -58,7 +75,7 @@ def launch(kernel, kind: tuning.Kind, tensor: Tensor, grid: Grid, /, **arguments
             kernel[size](**arguments, **settings.tiles, **settings.options)
 
     if _recorded is not None:
-        settings = tuning.static_settings(kind, tuning.compiled_for())
+        settings = tuning.static_settings(kind, target_of(tensor.device))
         tiles = settings.tiles
         _recorded.append(Launch(kernel, {**arguments, **tiles}, settings.options, grid(tiles)))
         return

@@ -11,15 +11,8 @@ from torch import Tensor
 
 from flash_attn.flash_attn_triton_amd import attention, interface_fa, raw
 from flash_attn.flash_attn_triton_amd.language import IS_INTERPRETED
-from flash_attn.flash_attn_triton_amd.problem import Problem, check, draw_rng_state, lacks
+from flash_attn.flash_attn_triton_amd.problem import Problem, check_dims, draw_rng_state, refuse_tables
 from flash_attn.flash_attn_triton_amd.stored import attend_pages
-
-_BEYOND_UPSTREAM = ("attn_bias", "attn_mask", "learnable_sink", "key_begin", "key_end")
-
-
-def _refuse_tables(named: Dict) -> None:
-    for name in _BEYOND_UPSTREAM:
-        lacks(named.get(name) is not None, name, "pass None, or unset FLASH_ATTENTION_TRITON_AMD_ENABLE")
 
 
 def _rows(x: Optional[Tensor]) -> Optional[Tensor]:
@@ -28,7 +21,7 @@ def _rows(x: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def _problem(named: Dict, q: Tensor, k: Tensor, v: Tensor) -> Problem:
-    _refuse_tables(named)
+    refuse_tables(named)
     return Problem(
         _rows(q),
         _rows(k),
@@ -62,10 +55,10 @@ def _attention(named: Dict):
     """The public operators, where autograd is not in the way (inference mode)."""
     varlen = named["cu_seqlens_q"] is not None
     if "qkv" in named:
-        check(named["qkv"].dim() == (4 if varlen else 5), f"qkv has shape {tuple(named['qkv'].shape)}")
+        check_dims("qkv", named["qkv"], "(T, 3, H, D)" if varlen else "(B, S, 3, H, D)")
         q, k, v = named["qkv"].unbind(-3)
     elif "kv" in named:
-        check(named["kv"].dim() == (4 if varlen else 5), f"kv has shape {tuple(named['kv'].shape)}")
+        check_dims("kv", named["kv"], "(Tk, 2, Hk, D)" if varlen else "(B, Sk, 2, Hk, D)")
         q, (k, v) = named["q"], named["kv"].unbind(-3)
     else:
         q, k, v = named["q"], named["k"], named["v"]

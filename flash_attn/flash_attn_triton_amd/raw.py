@@ -26,15 +26,19 @@ def elsewhere(name: str, *arguments) -> List[Tensor]:
 def refuse(generator: Any, **descales: Optional[Tensor]) -> None:
     check(
         generator is None,
-        "the `generator` argument is no longer supported; pass None, dropout follows torch.manual_seed",
+        f"the `generator` argument is no longer supported, got {generator!r}; pass None, dropout follows "
+        "torch.manual_seed",
     )
     for name, value in descales.items():
-        lacks(value is not None, f"fp8, which {name} is for", "pass None")
+        lacks(value is not None, f"fp8, which {name} is for", f"pass {name}=None")
 
 
 def run_forward(problem: Problem, out: Optional[Tensor], return_softmax: bool) -> List[Tensor]:
     """[out, softmax_lse, S_dmask, rng_state], rng_state zeros without dropout."""
-    check(not return_softmax or problem.dropout_p > 0, "return_softmax is only supported when p_dropout > 0")
+    check(
+        not return_softmax or problem.dropout_p > 0,
+        f"return_softmax=True needs dropout_p > 0, got {problem.dropout_p}; pass return_softmax=False",
+    )
     problem.validate()
     problem.rng_state = draw_rng_state(problem.q, problem.dropout_p)
     results = attention.forward(problem, out, return_softmax)

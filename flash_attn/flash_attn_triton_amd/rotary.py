@@ -10,12 +10,12 @@ from flash_attn.flash_attn_triton_amd.language import load_rows, start_of, store
 
 @triton.jit
 def rotated(
-    x, stride, rows, end, cos, sin, positions, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, D: tl.constexpr,
+    x, stride, rows, end, cos, sin, angles, positions, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Rows of x (.., D) with their first 2 * HALF features rotated by cos and sin (positions, HALF); fp32.
+    """Rows of x (.., D) with their first 2 * HALF features rotated by cos and sin (angles, HALF); fp32.
 
-    A pair (a, b) becomes (a cos - b sin, b cos + a sin).
+    A position that the tables do not have counts as their nearest one. A pair (a, b) becomes (a cos - b sin, b cos + a sin).
     """
     d = tl.arange(0, BLOCK_D)
     if INTERLEAVED:
@@ -26,6 +26,7 @@ def rotated(
     turning = (rows[:, None] < end) & (d[None, :] < 2 * HALF)
     own = load_rows(x, stride, rows, end, D, BLOCK_D, True).to(tl.float32)
     other = tl.load(x + rows[:, None] * stride + partner[None, :], mask=turning, other=0.0).to(tl.float32)
+    positions = tl.minimum(tl.maximum(positions, 0), angles - 1)
     entry = tl.cast(positions, tl.int64)[:, None] * HALF + angle[None, :]
     c = tl.load(cos + entry, mask=turning, other=1.0).to(tl.float32)
     s = tl.load(sin + entry, mask=turning, other=0.0).to(tl.float32)
@@ -41,6 +42,7 @@ def rotate_queries(
     used,
     cos,
     sin,
+    angles,
     Sq,
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -57,5 +59,5 @@ def rotate_queries(
     if OWN_POSITIONS:
         positions += first + local
     start = start_of(q, q_strides, b, first, head)
-    values = rotated(start, q_strides[1], local, Sq - first, cos, sin, positions, HALF, INTERLEAVED, D, BLOCK_D)
+    values = rotated(start, q_strides[1], local, Sq - first, cos, sin, angles, positions, HALF, INTERLEAVED, D, BLOCK_D)
     store_rows(start_of(out, out_strides, b, first, head), out_strides[1], local, Sq - first, values, D, BLOCK_D)

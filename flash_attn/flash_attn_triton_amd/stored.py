@@ -16,6 +16,7 @@ from flash_attn.flash_attn_triton_amd.launch import head_dims, launch
 from flash_attn.flash_attn_triton_amd.problem import (
     Problem,
     check,
+    check_dims,
     check_dtype,
     check_head_dims,
     check_heads,
@@ -54,47 +55,65 @@ class StoredKeys:
     def validate(self) -> None:
         problem = self.problem
         q, k, v = problem.q, problem.k, problem.v
-        rank = 3 if problem.packed else 4
-        check(q.dim() == rank, f"q must have {rank} dimensions, got shape {tuple(q.shape)}")
-        for name, x in (("k", k), ("v", v)):
-            check(x.dim() == 4, f"{name} must have 4 dimensions (a cache or pages), got shape {tuple(x.shape)}")
+        of_q = problem.letters("H", "D")
+        rows = "(num_pages, page, Hk, {})" if self.block_table is not None else "(B_cache, S, Hk, {})"
+        check_dims("q", q, of_q)
+        check_dims("k", k, rows.format("D"))
+        check_dims("v", v, rows.format("Dv"))
         check_dtype(q)
-        check_shape("q", q, q, q.shape, q.dtype)
-        check_shape("k", k, q, (*k.shape[:3], q.shape[-1]), q.dtype)
-        check_shape("v", v, q, (*k.shape[:3], v.shape[-1]), q.dtype)
+        check_shape("q", q, q, of_q, q.shape, q.dtype)
+        check_shape("k", k, q, rows.format("D"), (*k.shape[:3], q.shape[-1]), q.dtype)
+        check_shape("v", v, q, rows.format("Dv"), (*k.shape[:3], v.shape[-1]), q.dtype)
         check_heads(q.shape[-2], k.shape[-2])
         check_head_dims(q.shape[-1], v.shape[-1])
-        check(problem.batch > 0, f"batch size must be positive, got {problem.batch}")
-        lacks(problem.dropout_p > 0, "dropout over stored keys", "pass dropout_p = 0.0")
+        problem.check_batch()
+        lacks(problem.dropout_p > 0, f"dropout over stored keys, got {problem.dropout_p}", "pass dropout_p = 0.0")
         problem.check_scores()
-        B = problem.batch
+        self.check_storage()
+
+    def check_storage(self) -> None:
+        q, k, B, table = self.problem.q, self.problem.k, self.problem.batch, self.block_table
         lengths = (("cache_seqlens", self.used), ("leftpad", self.leftpad), ("cache_batch_idx", self.cache_batch_idx))
         for name, x in lengths:
             if x is not None:
-                check_shape(name, x, q, (B,), torch.int32)
-        if self.block_table is not None:
-            check(self.cache_batch_idx is None, "block_table and cache_batch_idx do not go together")
-            table = self.block_table
-            check(table.dim() == 2, f"block_table must be (B, max_pages), got {tuple(table.shape)}")
-            check_shape("block_table", table, q, (B, table.shape[1]), torch.int32)
+                check_shape(name, x, q, "(B,)", (B,), torch.int32)
+        if table is not None:
+            check(
+                self.cache_batch_idx is None,
+                "block_table and cache_batch_idx were both given; pages are chosen by block_table alone, so pass "
+                "cache_batch_idx=None",
+            )
+            check(k.shape[1] > 0, f"k must have pages of at least one slot, got shape {tuple(k.shape)}")
+            check_dims("block_table", table, "(B, max_pages)")
+            check_shape("block_table", table, q, "(B, max_pages)", (B, table.shape[1]), torch.int32)
         elif self.cache_batch_idx is None:
-            check(k.shape[0] == B, f"the cache must have {B} rows, one for each of q, got {k.shape[0]}")
+            check(
+                k.shape[0] == B,
+                f"k must have a row of the cache for each of the {B} sequences of q, got shape {tuple(k.shape)}; "
+                "pass cache_batch_idx to choose rows",
+            )
 
     def check_contents(self, added: int) -> None:
-        """On the CPU, that cache rows and the pages of keys in use are there. On a GPU that would wait for it."""
+        """On the CPU, that cache rows and the pages of keys in use are there. On a GPU that would wait for it, and the
+        kernels take care of it (`decode.place_of`)."""
         if self.problem.q.device.type != "cpu":
             return
-        rows = self.problem.k.shape[0]
-        if self.cache_batch_idx is not None:
-            good = ((self.cache_batch_idx >= 0) & (self.cache_batch_idx < rows)).all()
-            check(bool(good), f"cache_batch_idx must be in [0, {rows}), got {self.cache_batch_idx.tolist()}")
-        if self.block_table is None or self.used is None:
+        k, rows = self.problem.k, self.cache_batch_idx
+        if rows is not None:
+            check(
+                bool(((rows >= 0) & (rows < k.shape[0])).all()),
+                f"cache_batch_idx must be from 0 to {k.shape[0] - 1}, the rows of k, got {rows.tolist()}",
+            )
+        if self.block_table is None:
             return
-        page = self.problem.k.shape[1]
-        for b, used in enumerate(self.used.tolist()):
-            needed = self.block_table[b, : -(-max(used + added, 0) // page)]
-            good = ((needed >= 0) & (needed < rows)).all()
-            check(bool(good), f"block_table[{b}] must name pages in [0, {rows}), got {needed.tolist()}")
+        all_slots = [self.capacity] * self.problem.batch
+        for b, used in enumerate(all_slots if self.used is None else self.used.tolist()):
+            needed = self.block_table[b, : -(-max(used + added, 0) // k.shape[1])]
+            check(
+                bool(((needed >= 0) & (needed < k.shape[0])).all()),
+                f"block_table must hold pages from 0 to {k.shape[0] - 1}, those of k, got {needed.tolist()} for the "
+                f"{used + added} keys of sequence {b}",
+            )
 
     def storage(self) -> Dict[str, Any]:
         """Where slots are, as the kernels take it."""
@@ -104,13 +123,14 @@ class StoredKeys:
             table_stride=0 if table is None else table.stride(0),
             page=self.problem.k.shape[1],
             cache_rows=self.cache_batch_idx,
+            stored_rows=self.problem.k.shape[0],
             capacity=self.capacity,
         )
 
 
 def _splits(stored: StoredKeys, num_splits: int, pairs: int) -> int:
     """Ranges of keys: as asked for, or as many as fill the device with two programs a multiprocessor."""
-    check(0 <= num_splits <= MAX_SPLITS, f"num_splits must be 0 to {MAX_SPLITS}, got {num_splits}")
+    check(0 <= num_splits <= MAX_SPLITS, f"num_splits must be from 0 to {MAX_SPLITS}, got {num_splits}")
     device = stored.problem.q.device
     if num_splits > 0 or device.type != "cuda":
         return max(num_splits, 1)
@@ -124,7 +144,7 @@ def _attend(stored: StoredKeys, added: int, num_splits: int, out: Optional[Tenso
     q, k, v = problem.q, problem.k, problem.v
     shape = (*q.shape[:-1], v.shape[-1])
     out = torch.empty(shape, dtype=q.dtype, device=q.device) if out is None else out
-    check_shape("out", out, q, shape, q.dtype)
+    check_shape("out", out, q, problem.letters("H", "Dv"), shape, q.dtype)
     lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device)
     if problem.packed:
         out.zero_()
@@ -196,7 +216,7 @@ def attend_pages(
     problem: Problem, block_table: Tensor, out: Optional[Tensor], num_splits: int, return_softmax: bool
 ) -> List[Tensor]:
     """Packed queries over pages: [out, softmax_lse, S_dmask (0), rng_state]. cu_seqlens_k only gives lengths."""
-    check(not return_softmax, "return_softmax is only supported when p_dropout > 0, which pages do not have")
+    check(not return_softmax, "return_softmax=True needs dropout, which pages do not have; pass return_softmax=False")
     problem.check_lengths()
     used = problem.seqused_k
     if used is None:
@@ -222,16 +242,24 @@ def attend_cache(
     """Appends k_new and v_new (B,Snew,Hk,D) where given, then attends: [out, softmax_lse]."""
     stored.validate()
     _check_new(stored, k_new, v_new)
-    check(rotary_cos is None or k_new is not None, "rotary_cos is given without k; it rotates what is appended")
-    check((rotary_cos is None) == (rotary_sin is None), "rotary_cos and rotary_sin go together")
+    check(
+        rotary_cos is None or k_new is not None,
+        "rotary_cos was given without k; rotation is for appended keys and their queries: pass k and v, or neither "
+        "table",
+    )
+    check(
+        (rotary_cos is None) == (rotary_sin is None),
+        f"rotary_cos and rotary_sin come together, got only {'rotary_sin' if rotary_cos is None else 'rotary_cos'}; "
+        "pass both, or neither",
+    )
     stored.check_contents(0 if k_new is None else k_new.shape[1])
     if k_new is None:
         return list(_attend(stored, 0, num_splits, out))
-    rotary = dict(cos=None, sin=None, HALF=1, INTERLEAVED=False)
+    rotary = dict(cos=None, sin=None, angles=0, HALF=1, INTERLEAVED=False)
     if rotary_cos is not None:
         _check_rotary(stored, rotary_cos, rotary_sin)
         cos, sin = rotary_cos.contiguous(), rotary_sin.contiguous()
-        rotary = dict(cos=cos, sin=sin, HALF=cos.shape[1], INTERLEAVED=interleaved)
+        rotary = dict(cos=cos, sin=sin, angles=cos.shape[0], HALF=cos.shape[1], INTERLEAVED=interleaved)
     _append(stored, k_new, v_new, rotary)
     if rotary_cos is not None:
         stored = replace(stored, problem=replace(stored.problem, q=_rotated_queries(stored, rotary)))
@@ -239,38 +267,58 @@ def attend_cache(
 
 
 def _check_new(stored: StoredKeys, k_new: Optional[Tensor], v_new: Optional[Tensor]) -> None:
-    check((k_new is None) == (v_new is None), "k and v go together; one of them is None")
+    check(
+        (k_new is None) == (v_new is None),
+        f"k and v come together, got only {'v' if k_new is None else 'k'}; pass both, or neither",
+    )
     if k_new is None:
         return
     q, k, v = stored.problem.q, stored.problem.k, stored.problem.v
-    check(stored.used is not None, "k is given without cache_seqlens, which says where to append it")
-    check(k_new.dim() == 4, f"k must have 4 dimensions (B, Snew, Hk, D), got shape {tuple(k_new.shape)}")
-    check_shape("k", k_new, q, (q.shape[0], k_new.shape[1], k.shape[2], k.shape[3]), q.dtype)
-    check_shape("v", v_new, q, (q.shape[0], k_new.shape[1], v.shape[2], v.shape[3]), q.dtype)
+    check(
+        stored.used is not None,
+        "cache_seqlens is missing; it says where k and v are appended: pass it as int32 of shape (B,)",
+    )
+    check_dims("k", k_new, "(B, Snew, Hk, D)")
+    check_shape("k", k_new, q, "(B, Snew, Hk, D)", (q.shape[0], k_new.shape[1], *k.shape[2:]), q.dtype)
+    check_shape("v", v_new, q, "(B, Snew, Hk, Dv)", (q.shape[0], k_new.shape[1], *v.shape[2:]), q.dtype)
     check(
         q.shape[1] <= stored.capacity,
-        f"q has {q.shape[1]} rows, more than the {stored.capacity} slots of a sequence, to which k is appended",
+        f"q must not have more rows than the cache has slots when k is given, got Sq = {q.shape[1]} and "
+        f"{stored.capacity} slots",
     )
-    if q.is_cuda and torch.cuda.is_current_stream_capturing() or q.is_meta:
-        return
-    needed = int(stored.used.max()) + k_new.shape[1]
+    needed = _longest_used(stored) + k_new.shape[1]
     what = "k_cache holds" if stored.block_table is None else "block_table names pages for"
+    remedy = "make the cache longer" if stored.block_table is None else "give block_table more pages"
     check(
         needed <= stored.capacity,
-        f"cache_seqlens and k need {needed} slots, but {what} {stored.capacity} of a sequence; "
-        + ("enlarge the cache" if stored.block_table is None else "add pages to block_table"),
+        f"cache_seqlens and k need {needed} slots of a sequence, but {what} {stored.capacity}; {remedy}",
     )
+
+
+def _longest_used(stored: StoredKeys) -> int:
+    """The largest of cache_seqlens, which waits for a GPU; 0 where its contents cannot be read."""
+    q = stored.problem.q
+    if q.is_cuda and torch.cuda.is_current_stream_capturing() or q.is_meta:
+        return 0
+    return int(stored.used.max())
 
 
 def _check_rotary(stored: StoredKeys, cos: Tensor, sin: Tensor) -> None:
     q = stored.problem.q
-    check(cos.dim() == 2, f"rotary_cos must be (positions, R / 2), got shape {tuple(cos.shape)}")
-    check_shape("rotary_cos", cos, q, cos.shape, q.dtype)
-    check_shape("rotary_sin", sin, q, cos.shape, q.dtype)
-    check(0 < 2 * cos.shape[1] <= q.shape[-1], f"rotary_cos turns {2 * cos.shape[1]} features of {q.shape[-1]}")
+    check_dims("rotary_cos", cos, "(positions, rotary_dim / 2)")
+    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+        check_shape(name, x, q, "(positions, rotary_dim / 2)", cos.shape, q.dtype)
     check(
-        cos.shape[0] >= stored.capacity,
-        f"rotary_cos has {cos.shape[0]} positions, fewer than the {stored.capacity} slots of a sequence",
+        0 < 2 * cos.shape[1] <= q.shape[-1],
+        f"rotary_cos must rotate at least 2 and at most the D = {q.shape[-1]} features of a head, got rotary_dim = "
+        f"{2 * cos.shape[1]}",
+    )
+    # Queries have positions of their own where causal or a window make that matter.
+    rows = _longest_used(stored) + (q.shape[1] if stored.problem.window != (None, None) else 1)
+    check(
+        cos.shape[0] >= max(stored.capacity, rows),
+        f"rotary_cos must have a position for each of the {stored.capacity} slots of a sequence, and for each row of "
+        f"q, up to {rows}, got {cos.shape[0]}; make both tables longer",
     )
 
 

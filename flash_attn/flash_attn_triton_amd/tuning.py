@@ -97,14 +97,11 @@ def static_settings(kind: Kind, target: str) -> Settings:
     if target == INTERPRETER or kind.kernel not in _CDNA:
         return Settings(64, 64, 4, 1)
     table = _NVIDIA if target.startswith("sm_") else _CDNA if target.startswith("gfx9") else _RDNA
-    for widest, *settings in table[kind.kernel]:
-        if kind.row_bytes <= widest:
-            return Settings(*settings)
-    raise AssertionError(f"no settings for {kind} on {target}: its table here needs a wider row")
+    return Settings(*next(settings for widest, *settings in table[kind.kernel] if kind.row_bytes <= widest))
 
 
-# Kernel -> (widest row in bytes, BLOCK_M, BLOCK_N, num_warps, num_stages), narrowest first. BLOCK_N is a multiple of
-# 64, as dropout demands.
+# Kernel -> (widest row in bytes, BLOCK_M, BLOCK_N, num_warps, num_stages), narrowest first. The widest is that of
+# MAX_HEAD_DIM in fp32. BLOCK_N is 16, 32 or a multiple of 64, as dropout demands.
 _Table = Dict[str, Tuple[Tuple[int, int, int, int, int], ...]]
 _NVIDIA: _Table = {
     "forward": ((128, 128, 64, 4, 3), (256, 128, 64, 8, 3), (512, 64, 64, 8, 2), (1024, 32, 64, 8, 1)),
@@ -127,12 +124,13 @@ _RDNA: _Table = {
 
 
 def requested() -> bool:
-    value = os.environ.get(VARIABLE, "").lower()
-    if value not in _TRUE + _FALSE:
+    value = os.environ.get(VARIABLE, "")
+    if value.lower() not in _TRUE + _FALSE:
         raise RuntimeError(
-            f"{VARIABLE} is {value!r}; accepted, in any case: {', '.join(filter(None, _TRUE + _FALSE))}."
+            f"flash_attn: {VARIABLE} is {value!r}; accepted, in any case: {', '.join(_TRUE)} to measure tile sizes, "
+            f"{', '.join(filter(None, _FALSE))} or unset to take them from the table"
         )
-    return value in _TRUE
+    return value.lower() in _TRUE
 
 
 _fitting: Dict[Tuple[Kind, torch.device], Settings] = {}
@@ -183,9 +181,9 @@ def candidates(kind: Kind, static: Settings) -> List[Settings]:
     if IS_INTERPRETED:
         return [static, static._replace(BLOCK_N=128)]
     rows = [m for m in (static.BLOCK_M // 2, static.BLOCK_M, static.BLOCK_M * 2) if 16 <= m <= 256]
-    product = itertools.product(rows, (64, 128), (4, 8), (1, 2, 3))
+    product = itertools.product(rows, {static.BLOCK_N, 64, 128}, {static.num_warps, 4, 8}, (1, 2, 3))
     near = [Settings(*one) for one in product if sum(a != b for a, b in zip(one, static)) <= 2]
-    return sorted(near, key=lambda one: one != static)
+    return sorted(near, key=lambda one: (one != static, one))
 
 
 def _seconds(run: Callable[[Settings], None], one: Settings, device: torch.device, repeats: int = 5) -> Optional[float]:
@@ -224,17 +222,46 @@ _memory: Dict[pathlib.Path, Dict[str, List[int]]] = {}
 def _tuned(kind: Kind, device: torch.device, run: Callable[[Settings], None], static: Settings) -> Settings:
     path = cache_file(device)
     if path not in _memory:
-        _memory[path] = json.loads(path.read_text()) if path.exists() else {}
+        _memory[path] = _read(path)
     known = _memory[path]
     if str(kind) not in known:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"flash_attn: {VARIABLE} asks to measure {kind}, and a graph is being captured, in which nothing can be "
+                "measured; run the call once before, or unset the variable"
+            )
         known[str(kind)] = list(_measure(kind, device, run, static))
-        _write(path, known)
-    return Settings(*known[str(kind)])
+        # Another process may have written since.
+        _memory[path] = {**_read(path), **known}
+        _write(path, _memory[path])
+    return Settings(*_memory[path][str(kind)])
+
+
+def _read(path: pathlib.Path) -> Dict[str, List[int]]:
+    if not path.exists():
+        return {}
+    try:
+        known = json.loads(path.read_text())
+        good = all(len(Settings(*one)) == 4 and all(type(n) is int and n > 0 for n in one) for one in known.values())
+    except (ValueError, TypeError, AttributeError):
+        good = False
+    if not good:
+        raise RuntimeError(
+            f"flash_attn: {path} does not hold tuned settings, a JSON object of lists of four whole numbers; delete it "
+            "to measure anew"
+        )
+    return known
 
 
 def _write(path: pathlib.Path, known: Dict[str, List[int]]) -> None:
     """Replaces the file in one step, so that a process that reads at the same time sees all of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-        json.dump(known, file, indent=1, sort_keys=True)
-    os.replace(file.name, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            json.dump(known, file, indent=1, sort_keys=True)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise RuntimeError(
+            f"flash_attn: tuned settings cannot be written to {path} ({error}); set XDG_CACHE_HOME to a folder that can "
+            f"be written, or unset {VARIABLE}"
+        ) from error

@@ -36,6 +36,19 @@ FACTORS = {
 }
 
 
+HEAD_DIMS = (
+    Case("bf16", ((20, 70),), H=2, Hk=1, D=40, Dv=24, causal=True),
+    Case("fp16", ((1, 1),), H=2, Hk=1, D=40, Dv=8),
+    Case("bf16", ((70, 90),), H=2, Hk=2, D=24, Dv=56, window=(40, -1)),
+    Case("fp32", ((20, 70),), H=1, Hk=1, D=256, Dv=16),
+    Case("fp16", ((70, 70),), H=2, Hk=2, D=32, causal=True, packing="qkv"),
+    Case("bf16", ((70, 70), (5, 5)), True, H=2, Hk=2, D=32, packing="qkv"),
+    Case("fp16", ((70, 30),), H=2, Hk=1, D=32, packing="kv", scale=0.3),
+    Case("bf16", ((30, 70), (5, 9)), True, H=2, Hk=1, D=32, packing="kv", window=(9, -1)),
+    Case("fp32", ((20, 33),), H=2, Hk=2, D=1, window=(-1, 4), alibi="H"),
+)
+
+
 def case_of(row) -> Case:
     H, Hk = {"one": (1, 1), "gqa": (4, 2), "mqa": (2, 1)}[row["heads"]]
     lengths, varlen = LENGTHS[row["lengths"]], row["lengths"] == "packed"
@@ -90,6 +103,22 @@ def cache_call(row) -> model.Call:
     if row["extra"] == "alibi":
         call.options["alibi_slopes"] = 0.2 * torch.rand(B, H, generator=g)
     return call
+
+
+def broken_cache_call(storage: str):
+    """A call some of whose pages or cache rows are not there: (arguments, which sequences see such, rows appended)."""
+    g, bad = torch.Generator().manual_seed(0), 2**30
+    q, new = torch.randn(3, 2, 2, 16, generator=g), torch.randn(3, 2, 1, 16, generator=g)
+    shape = (4, 16, 1, 16) if storage == "pages" else (3, 32, 1, 16)
+    k_cache, v_cache = torch.randn(shape, generator=g), torch.randn(shape, generator=g)
+    call = dict(q=q, k_cache=k_cache, v_cache=v_cache, k=new, v=new, num_splits=2)
+    call["cache_seqlens"] = torch.tensor([18, 16, 30], dtype=torch.int32)
+    if storage == "pages":
+        # Sequence 0 has good pages, 1 a bad one where it appends, 2 a bad one that its last rows do not see.
+        call["block_table"] = torch.tensor([[0, 1], [2, -1], [bad, 3]], dtype=torch.int32)
+        return {**call, "window_size": (3, 0)}, [False, True, False], 4
+    call["cache_batch_idx"] = torch.tensor([2, -1, bad], dtype=torch.int32)
+    return call, [False, True, True], 2
 
 
 PLAIN_CACHE = {"storage": "rows", "dtype": "fp32", "Sq": 1, "new": 1, "rotary": None, "leftpad": False,
