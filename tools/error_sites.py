@@ -170,7 +170,7 @@ def _python_pieces(node):
 
 
 def _checked_pieces(node):
-    """(error, pieces) of a call of the Triton backend's `check(condition, text)` or `lacks(condition, what, remedy)`."""
+    """(error, pieces) of the Triton backend's `check(condition, text)` or `lacks(condition, what, remedy)`."""
     texts = [list(_python_pieces(text)) for text in node.args[1:]]
     if node.func.id == "check":
         return "RuntimeError", [("literal", "flash_attn: "), *texts[0]]

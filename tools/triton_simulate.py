@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import os
 import re
 import subprocess
@@ -27,11 +28,14 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "python"), str(HERE.paren
 os.environ["AMDGCN_USE_BUFFER_OPS"] = "0"  # read when Triton is imported
 
 import harness  # noqa: E402
+import kvcache_model as model  # noqa: E402
+import oracle  # noqa: E402
 import torch  # noqa: E402
+import triton_cases  # noqa: E402
 import triton_compile  # noqa: E402
 from cases import Case  # noqa: E402
 
-from flash_attn.flash_attn_triton_amd import attention, tuning  # noqa: E402
+from flash_attn.flash_attn_triton_amd import attention, interface_fa, tuning  # noqa: E402
 from flash_attn.flash_attn_triton_amd.launch import Launch, recording  # noqa: E402
 from flash_attn.flash_attn_triton_amd.problem import Problem  # noqa: E402
 
@@ -47,6 +51,13 @@ CASES = (
     Case("bf16", ((33, 70), (0, 9), (5, 3)), True, H=2, Hk=1, D=64, softcap=15.0),
     Case("bf16", ((20, 70),), H=1, Hk=1, D=64, causal=True, dropout_p=0.3),
 )
+# Stored keys, as rows of triton_cases.CACHES: appended, rotated, in pages or chosen rows, whole or in ranges.
+CACHES = {
+    "pages, split": {**triton_cases.PLAIN_CACHE, "storage": "page 16", "dtype": "bf16", "rotary": "interleaved",
+                     "num_splits": 3},
+    "rows": {**triton_cases.PLAIN_CACHE, "storage": "cache_batch_idx", "Sq": 5, "new": 5, "rotary": "halves",
+             "leftpad": True, "mask": "both", "extra": "alibi", "heads": "mqa"},
+}  # fmt: skip
 
 
 class Buffer(ctypes.Structure):
@@ -137,14 +148,42 @@ def simulate(case: Case, simulator: Simulator) -> Dict[str, int]:
     with tuning.compiling_for(TARGET), recording() as launches:
         out, lse, _ = attention.forward(problem)
         attention.backward(problem, inputs.dout, out, lse, grads)
+    counts = execute(launches, simulator)
+    keep = harness.rebuilt_mask(case, (20, 21))
+    ref, pt = (harness.reference(inputs, keep, a) for a in harness.arithmetics(case))
+    harness.compare(case, inputs, out, lse, grads, ref, pt)
+    return counts
+
+
+def execute(launches: List[Launch], simulator: Simulator) -> Dict[str, int]:
+    """Instructions executed by each kernel."""
     counts = {}
     for launch in launches:
         before = simulator.hip.gfxsim_instructions()
         simulator.run(launch)
         counts[launch.kernel.__name__] = simulator.hip.gfxsim_instructions() - before
-    keep = harness.rebuilt_mask(case, (20, 21))
-    ref, pt = (harness.reference(inputs, keep, a) for a in harness.arithmetics(case))
-    harness.compare(case, inputs, out, lse, grads, ref, pt)
+    return counts
+
+
+def simulate_cache(name: str, simulator: Simulator) -> Dict[str, int]:
+    """A call over stored keys, compared with the plain model of the cache and the oracle."""
+    row = CACHES[name]
+    call = triton_cases.cache_call(row)
+    expected = model.appended(call)
+    ref, pt = (model.attend(call, expected, a) for a in (oracle.EXACT, oracle.same_precision(call.q.dtype)))
+    options = dict(call.options)
+    score = (call.q.shape[-1] ** -0.5, options.get("causal", False), *options["window_size"], 0.0)
+    storage = (call.cache_seqlens, call.rotary_cos, call.rotary_sin, call.cache_batch_idx, call.cache_leftpad)
+    storage += (call.block_table, options.get("alibi_slopes"), None)
+    tensors = (call.q, call.k_cache, call.v_cache, call.k, call.v)
+    with tuning.compiling_for(TARGET), recording() as launches:
+        out, lse = interface_fa.fwd_kvcache(*tensors, *storage, *score, call.rotary_interleaved, options["num_splits"])
+    counts = execute(launches, simulator)
+    assert torch.equal(call.v_cache, expected[1]), "v_cache differs from what was to be appended"
+    torch.testing.assert_close(call.k_cache, expected[0], rtol=1e-3, atol=1e-3)
+    harness.assert_within("out", out, ref[0], pt[0], 3, 1e-5, name)
+    tolerance = 1e-4 if row["dtype"] == "fp32" else 2e-2
+    torch.testing.assert_close(lse.double(), ref[1], rtol=tolerance, atol=tolerance)
     return counts
 
 
@@ -161,15 +200,19 @@ def main() -> int:
         return 2
     simulator = Simulator(options.library, options.check, options.schedule, options.seed)
     failed = 0
-    for case in (case for case in CASES if options.only in case.id):
+    runs = {case.id: functools.partial(simulate, case) for case in CASES}
+    runs.update({f"stored keys, {name}": functools.partial(simulate_cache, name) for name in CACHES})
+    for name, run in runs.items():
+        if options.only not in name:
+            continue
         begin = time.perf_counter()
         try:
-            counts = simulate(case, simulator)
+            counts = run(simulator)
             text = "agrees; instructions: " + ", ".join(f"{name} {count}" for name, count in counts.items())
         except (AssertionError, RuntimeError, subprocess.CalledProcessError) as error:
             failed += 1
             text = f"FAILED: {error}"
-        print(f"{TARGET} {case.id}: {text} ({time.perf_counter() - begin:.1f} s)", flush=True)
+        print(f"{TARGET} {name}: {text} ({time.perf_counter() - begin:.1f} s)", flush=True)
     return 1 if failed else 0
 
 

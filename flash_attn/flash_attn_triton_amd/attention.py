@@ -12,9 +12,9 @@ from torch import Tensor
 from flash_attn.flash_attn_triton_amd import backward as backward_kernels
 from flash_attn.flash_attn_triton_amd.dropout import signed_weights
 from flash_attn.flash_attn_triton_amd.forward import attention_forward
-from flash_attn.flash_attn_triton_amd.launch import head_blocks, head_dims, launch
+from flash_attn.flash_attn_triton_amd.launch import head_blocks, head_dims, launch, target_of
 from flash_attn.flash_attn_triton_amd.problem import Problem, check, check_shape, head_block, strides_of
-from flash_attn.flash_attn_triton_amd.tuning import Kind
+from flash_attn.flash_attn_triton_amd.tuning import Kind, loads_again
 
 
 def kind_of(problem: Problem, kernel: str) -> Kind:
@@ -165,6 +165,7 @@ def _gradients(problem: Problem, dout: Tensor, lse: Tensor, delta: Tensor, grads
         **problem.score_arguments(),
         **problem.dropout_arguments(),
         **head_dims(q, v),
+        AGAIN=loads_again(kind_of(problem, "key_gradients"), target_of(q.device)),
     )
     longest_k, Hk, B = problem.longest[1], k.shape[-2], problem.batch
     launch(

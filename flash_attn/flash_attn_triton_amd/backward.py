@@ -18,6 +18,7 @@ from flash_attn.flash_attn_triton_amd.language import (
     dot,
     exponents,
     key_range,
+    load_again,
     load_rows,
     narrowed,
     plus_product,
@@ -93,19 +94,21 @@ def _weights(
 
 @triton.jit
 def _sum_over_queries(
-    dk, dv, k_tile, v_tile, q, dout, lse, delta, q_stride, dout_stride, begin, end, first_key, Sq, Sk, score, dropout,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr, MASKED: tl.constexpr,
+    dk, dv, k_tile, v_tile, k, v, k_stride, v_stride, q, dout, lse, delta, q_stride, dout_stride, begin, end,
+    first_key, Sq, Sk, score, dropout, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr, AGAIN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Adds to dk and dv of a tile of keys what queries [begin, end) of one head contribute."""
-    local = tl.arange(0, M)
+    local, keys = tl.arange(0, M), tl.arange(0, N)
     for first in range(begin, end, M):
         rows = first + local
+        k_own = load_again(k, k_stride, keys, Sk - first_key, first, k_tile, D, BLOCK_D, AGAIN)
+        v_own = load_again(v, v_stride, keys, Sk - first_key, first, v_tile, DV, BLOCK_DV, AGAIN)
         q_tile = load_rows(advanced(q, q_stride, first), q_stride, local, Sq - first, D, BLOCK_D, MASKED)
         do_tile = load_rows(advanced(dout, dout_stride, first), dout_stride, local, Sq - first, DV, BLOCK_DV, MASKED)
         row_lse, row_delta = _row_constants(lse, delta, rows, Sq)
         p, ds = _weights(
-            q_tile, k_tile, v_tile, do_tile, row_lse, row_delta, rows, first_key, (rows + (Sk - Sq))[:, None], Sk,
+            q_tile, k_own, v_own, do_tile, row_lse, row_delta, rows, first_key, (rows + (Sk - Sq))[:, None], Sk,
             score, dropout, M, N, MASKED,
         )  # fmt: skip
         dv = plus_product(dv, 1.0, tl.trans(narrowed(p, do_tile.dtype)), do_tile)
@@ -117,8 +120,8 @@ def _sum_over_queries(
 def key_gradients(
     q, k, v, dout, lse, delta, dk, dv, q_strides, k_strides, v_strides, dout_strides, lse_strides, dk_strides,
     dv_strides, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, group, scale, softcap, left, right, alibi_slopes,
-    alibi_stride, rng_state, threshold, keep_scale, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    alibi_stride, rng_state, threshold, keep_scale, AGAIN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BLOCK_N keys, summed over their group's query heads. Grid (ceil(longest_k / BLOCK_N), Hk, B)."""
     first_key, kv_head, b = tl.program_id(0) * BLOCK_N, tl.program_id(1), tl.program_id(2)
@@ -145,19 +148,19 @@ def key_gradients(
         delta_start = start_of(delta, lse_strides, b, q_begin, head)
         if right is not None:
             dk_sum, dv_sum = _sum_over_queries(
-                dk_sum, dv_sum, k_tile, v_tile, q_start, do_start, lse_start, delta_start, q_strides[1],
-                dout_strides[1], begin, tl.minimum(full_begin, end), first_key, Sq, Sk, score, dropout,
-                D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, True,
+                dk_sum, dv_sum, k_tile, v_tile, k_start, v_start, k_strides[1], v_strides[1], q_start, do_start,
+                lse_start, delta_start, q_strides[1], dout_strides[1], begin, tl.minimum(full_begin, end), first_key,
+                Sq, Sk, score, dropout, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, AGAIN, True,
             )  # fmt: skip
         dk_sum, dv_sum = _sum_over_queries(
-            dk_sum, dv_sum, k_tile, v_tile, q_start, do_start, lse_start, delta_start, q_strides[1], dout_strides[1],
-            full_begin, full_end, first_key, Sq, Sk, score, dropout,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, False,
+            dk_sum, dv_sum, k_tile, v_tile, k_start, v_start, k_strides[1], v_strides[1], q_start, do_start, lse_start,
+            delta_start, q_strides[1], dout_strides[1], full_begin, full_end, first_key, Sq, Sk, score, dropout,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, AGAIN, False,
         )  # fmt: skip
         dk_sum, dv_sum = _sum_over_queries(
-            dk_sum, dv_sum, k_tile, v_tile, q_start, do_start, lse_start, delta_start, q_strides[1], dout_strides[1],
-            full_end, end, first_key, Sq, Sk, score, dropout,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, True,
+            dk_sum, dv_sum, k_tile, v_tile, k_start, v_start, k_strides[1], v_strides[1], q_start, do_start, lse_start,
+            delta_start, q_strides[1], dout_strides[1], full_end, end, first_key, Sq, Sk, score, dropout,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, AGAIN, True,
         )  # fmt: skip
     if rng_state is not None:
         dv_sum *= keep_scale
@@ -169,17 +172,19 @@ def key_gradients(
 
 @triton.jit
 def _sum_over_keys(
-    dq, q_tile, do_tile, k, v, row_lse, row_delta, k_stride, v_stride, begin, end, rows, diagonal, Sk, score, dropout,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr, MASKED: tl.constexpr,
+    dq, q_tile, do_tile, q, dout, q_stride, dout_stride, remaining, k, v, row_lse, row_delta, k_stride, v_stride,
+    begin, end, rows, diagonal, Sk, score, dropout, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr, AGAIN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Adds to dq of a tile of queries what keys [begin, end) contribute."""
-    local = tl.arange(0, N)
+    local, queries = tl.arange(0, N), tl.arange(0, M)
     for first_key in range(begin, end, N):
+        q_own = load_again(q, q_stride, queries, remaining, first_key, q_tile, D, BLOCK_D, AGAIN)
+        do_own = load_again(dout, dout_stride, queries, remaining, first_key, do_tile, DV, BLOCK_DV, AGAIN)
         k_tile = load_rows(advanced(k, k_stride, first_key), k_stride, local, Sk - first_key, D, BLOCK_D, MASKED)
         v_tile = load_rows(advanced(v, v_stride, first_key), v_stride, local, Sk - first_key, DV, BLOCK_DV, MASKED)
         _, ds = _weights(
-            q_tile, k_tile, v_tile, do_tile, row_lse, row_delta, rows, first_key, diagonal, Sk, score, dropout,
+            q_own, k_tile, v_tile, do_own, row_lse, row_delta, rows, first_key, diagonal, Sk, score, dropout,
             M, N, MASKED,
         )  # fmt: skip
         dq = plus_product(dq, 1.0, narrowed(ds, k_tile.dtype), k_tile)
@@ -190,7 +195,7 @@ def _sum_over_keys(
 def query_gradients(
     q, k, v, dout, lse, delta, dq, q_strides, k_strides, v_strides, dout_strides, lse_strides, dq_strides,
     cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, group, scale, softcap, left, right, alibi_slopes, alibi_stride,
-    rng_state, threshold, keep_scale, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
+    rng_state, threshold, keep_scale, AGAIN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dq of BLOCK_M queries. Grid (ceil(longest_q / BLOCK_M), H, B)."""
@@ -221,17 +226,19 @@ def query_gradients(
     total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     if left is not None:
         total = _sum_over_keys(
-            total, q_tile, do_tile, k_start, v_start, row_lse, row_delta, k_strides[1], v_strides[1], begin,
-            tl.minimum(full_begin, end), rows, diagonal, Sk, score, dropout,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, True,
+            total, q_tile, do_tile, q_start, do_start, q_strides[1], dout_strides[1], remaining, k_start, v_start,
+            row_lse, row_delta, k_strides[1], v_strides[1], begin, tl.minimum(full_begin, end), rows, diagonal, Sk,
+            score, dropout, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, AGAIN, True,
         )  # fmt: skip
     total = _sum_over_keys(
-        total, q_tile, do_tile, k_start, v_start, row_lse, row_delta, k_strides[1], v_strides[1], full_begin, full_end,
-        rows, diagonal, Sk, score, dropout, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, False,
+        total, q_tile, do_tile, q_start, do_start, q_strides[1], dout_strides[1], remaining, k_start, v_start,
+        row_lse, row_delta, k_strides[1], v_strides[1], full_begin, full_end, rows, diagonal, Sk, score, dropout,
+        D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, AGAIN, False,
     )  # fmt: skip
     total = _sum_over_keys(
-        total, q_tile, do_tile, k_start, v_start, row_lse, row_delta, k_strides[1], v_strides[1], full_end, end,
-        rows, diagonal, Sk, score, dropout, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, True,
+        total, q_tile, do_tile, q_start, do_start, q_strides[1], dout_strides[1], remaining, k_start, v_start,
+        row_lse, row_delta, k_strides[1], v_strides[1], full_end, end, rows, diagonal, Sk, score, dropout,
+        D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, AGAIN, True,
     )  # fmt: skip
     dq = start_of(dq, dq_strides, b, q_begin + first, head)
     store_rows(dq, dq_strides[1], local, remaining, total * scale, D, BLOCK_D)

@@ -4,8 +4,8 @@
     word   = philox(counter = ((j / 64) * 4 + (j / 4) % 4, i, b, h), key = subkey)[(j / 16) % 4]
     byte   = byte j % 4 of word;  kept iff byte <= floor(255 * (1 - p))
 
-Four calls give the bytes of 64 keys. A tile of keys is a multiple of 64, or 16 or 32 of them, and begins at a multiple of
-its size.
+Four calls give the bytes of 64 keys. A tile of keys is a multiple of 64, or 16 or 32 of them, and begins at a multiple
+of its size.
 """
 
 from __future__ import annotations

@@ -104,6 +104,21 @@ def load_rows(pointer, stride, rows, end, FEATURES: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
+def load_again(
+    pointer, stride, rows, end, turn, tile, FEATURES: tl.constexpr, BLOCK: tl.constexpr, AGAIN: tl.constexpr
+):
+    """`tile`, the rows loaded before a loop or, with AGAIN, those rows loaded once more, so that none need be kept.
+
+    turn: the loop's variable, at least 0. An offset of turn >> 31, which is zero, keeps compilers from taking the load
+    out of the loop.
+    """
+    if AGAIN:
+        return load_rows(advanced(pointer, stride, turn >> 31), stride, rows, end, FEATURES, BLOCK, True)
+    else:
+        return tile
+
+
+@triton.jit
 def store_rows(pointer, stride, rows, end, values, FEATURES: tl.constexpr, BLOCK: tl.constexpr):
     features = tl.arange(0, BLOCK)
     inside = (rows[:, None] < end) & (features[None, :] < FEATURES)

@@ -10,12 +10,12 @@ from flash_attn.flash_attn_triton_amd.language import load_rows, start_of, store
 
 @triton.jit
 def rotated(
-    x, stride, rows, end, cos, sin, angles, positions, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    x, stride, rows, end, cos, sin, angles, positions, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Rows of x (.., D) with their first 2 * HALF features rotated by cos and sin (angles, HALF); fp32.
 
-    A position that the tables do not have counts as their nearest one. A pair (a, b) becomes (a cos - b sin, b cos + a sin).
+    A pair (a, b) becomes (a cos - b sin, b cos + a sin). A position outside of the tables counts as their nearest one.
     """
     d = tl.arange(0, BLOCK_D)
     if INTERLEAVED:

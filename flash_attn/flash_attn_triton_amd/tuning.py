@@ -96,7 +96,7 @@ def static_settings(kind: Kind, target: str) -> Settings:
     """The table. Rows of 128 bytes are D = 64 of fp16; wider ones take smaller tiles to stay within local memory."""
     if target == INTERPRETER or kind.kernel not in _CDNA:
         return Settings(64, 64, 4, 1)
-    table = _NVIDIA if target.startswith("sm_") else _CDNA if target.startswith("gfx9") else _RDNA
+    table = next(table for prefix, table in _TABLES.items() if target.startswith(prefix))
     return Settings(*next(settings for widest, *settings in table[kind.kernel] if kind.row_bytes <= widest))
 
 
@@ -115,12 +115,29 @@ _CDNA: _Table = {
     "query_gradients": ((128, 64, 64, 4, 1), (256, 32, 64, 4, 1), (512, 16, 64, 4, 1), (1024, 16, 64, 8, 1)),
     "stored": ((256, 16, 64, 4, 1), (512, 16, 64, 4, 1), (1024, 16, 64, 4, 1)),
 }
-_RDNA: _Table = {
-    "forward": ((128, 64, 64, 4, 1), (256, 64, 64, 8, 1), (512, 32, 64, 8, 1), (1024, 16, 64, 8, 1)),
-    "key_gradients": ((128, 32, 64, 4, 1), (256, 32, 64, 8, 1), (512, 16, 64, 8, 1), (1024, 16, 64, 8, 1)),
-    "query_gradients": ((128, 32, 64, 4, 1), (256, 32, 64, 8, 1), (512, 16, 64, 8, 1), (1024, 16, 64, 8, 1)),
+_RDNA3: _Table = {
+    "forward": ((128, 64, 64, 4, 1), (256, 64, 16, 8, 1), (512, 32, 16, 8, 1), (1024, 16, 16, 8, 1)),
+    "key_gradients": ((128, 32, 64, 4, 1), (256, 16, 16, 8, 1), (512, 16, 16, 8, 1), (1024, 16, 16, 8, 1)),
+    "query_gradients": ((128, 32, 64, 4, 1), (256, 16, 16, 8, 1), (512, 16, 16, 8, 1), (1024, 16, 16, 8, 1)),
     "stored": ((256, 16, 64, 4, 1), (512, 16, 64, 4, 1), (1024, 16, 64, 8, 1)),
 }
+_RDNA4: _Table = {
+    "forward": ((128, 64, 64, 4, 1), (256, 64, 64, 8, 1), (512, 32, 32, 8, 1), (1024, 16, 32, 8, 1)),
+    "key_gradients": ((128, 32, 64, 4, 1), (256, 16, 16, 4, 1), (512, 16, 16, 8, 1), (1024, 16, 16, 8, 1)),
+    "query_gradients": ((128, 32, 64, 4, 1), (256, 32, 32, 8, 1), (512, 16, 32, 8, 1), (1024, 16, 16, 8, 1)),
+    "stored": ((256, 16, 64, 4, 1), (512, 16, 64, 4, 1), (1024, 16, 64, 8, 1)),
+}
+
+
+_TABLES = {"sm_": _NVIDIA, "gfx9": _CDNA, "gfx12": _RDNA4, "gfx": _RDNA3}
+
+
+def loads_again(kind: Kind, target: str) -> bool:
+    """Whether backward kernels load their own tiles again for each tile that they meet, which costs loads.
+
+    RDNA 3 has an operand of a matrix instruction twice in a wave: kept ones of 128 features leave too few registers.
+    """
+    return target.startswith("gfx11") and kind.row_bytes >= 256
 
 
 def requested() -> bool:
@@ -227,8 +244,8 @@ def _tuned(kind: Kind, device: torch.device, run: Callable[[Settings], None], st
     if str(kind) not in known:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                f"flash_attn: {VARIABLE} asks to measure {kind}, and a graph is being captured, in which nothing can be "
-                "measured; run the call once before, or unset the variable"
+                f"flash_attn: {VARIABLE} asks to measure {kind}, and a graph is being captured, in which nothing can "
+                "be measured; run the call once before, or unset the variable"
             )
         known[str(kind)] = list(_measure(kind, device, run, static))
         # Another process may have written since.
@@ -262,6 +279,6 @@ def _write(path: pathlib.Path, known: Dict[str, List[int]]) -> None:
         os.replace(file.name, path)
     except OSError as error:
         raise RuntimeError(
-            f"flash_attn: tuned settings cannot be written to {path} ({error}); set XDG_CACHE_HOME to a folder that can "
-            f"be written, or unset {VARIABLE}"
+            f"flash_attn: tuned settings cannot be written to {path} ({error}); set XDG_CACHE_HOME to a folder that "
+            f"can be written, or unset {VARIABLE}"
         ) from error
