@@ -67,7 +67,7 @@ bench: setup ## Times against torch's own attention
 	.venv/bin/python benchmarks/attention.py --device cpu --against torch $(ARGS)
 
 matrix: ## Run the Python tests and rewrite README.md's support matrix from their results
-	tools/test.sh build python kernels simulation write-matrix
+	tools/test.sh build python kernels simulation triton write-matrix
 
 docs: ## The documentation's site, into build/site
 	tools/setup.sh test

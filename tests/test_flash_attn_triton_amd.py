@@ -30,7 +30,6 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install -r re
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "python"), str(HERE.parent / "tools")]
 
-import error_sites  # noqa: E402
 import harness  # noqa: E402
 import kvcache_model as model  # noqa: E402
 import oracle  # noqa: E402
@@ -47,7 +46,7 @@ from flash_attn.flash_attn_triton_amd import attention, interface_fa, interface_
 from flash_attn.flash_attn_triton_amd.launch import recording  # noqa: E402
 
 DEVICE = Device("cuda" if ON_GPU else "cpu")
-DTYPES = ("fp32", "fp16", "bf16")
+DTYPES, proves = triton_cases.DTYPES, triton_cases.proves
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -68,12 +67,12 @@ def randn(*shape, dtype=torch.float32, seed=0):
 # Forward and backward.
 
 
-@pytest.mark.parametrize("case", triton_cases.params(triton_cases.GRID, triton_cases.case_of))
+@pytest.mark.parametrize("case", triton_cases.grid_params())
 def test_flash_attn_output(case):
     harness.check(case, device=DEVICE)
 
 
-@pytest.mark.parametrize("case", triton_cases.HEAD_DIMS, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", triton_cases.head_dim_params())
 def test_head_dims_and_packing(case):
     harness.check(case, device=DEVICE)
 
@@ -119,7 +118,7 @@ def test_dropout_mask_is_the_projects(p):
 
 @pytest.mark.parametrize("keys", (16, 32, 128))
 def test_dropout_mask_of_every_tile_size(keys, monkeypatch):
-    """Forward and backward pass, whose kernels begin at any multiple of the tile; own tiles loaded again, as on RDNA 3."""
+    """Forward and backward pass begin at any multiple of the tile; own tiles are loaded again, as on RDNA 3."""
     monkeypatch.setattr(tuning, "static_settings", lambda kind, target: tuning.Settings(16, keys, 4, 1))
     monkeypatch.setattr(attention, "loads_again", lambda kind, target: True)
     harness.check(Case("fp32", ((20, 150),), H=1, Hk=1, D=16, dropout_p=0.4), device=DEVICE)
@@ -203,8 +202,10 @@ def test_softmax_d_and_a_given_buffer():
     torch.testing.assert_close(softmax_d, (dout * out).sum(-1).transpose(1, 2), rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_are_deterministic():
-    q, k = randn(1, 70, 4, 32, dtype=torch.float16), randn(1, 90, 2, 32, dtype=torch.float16)
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=proves("deterministic", dtype=d)) for d in DTYPES])
+def test_gradients_are_deterministic(dtype):
+    dtype = harness.TORCH_DTYPES[dtype]
+    q, k = randn(1, 70, 4, 32, dtype=dtype), randn(1, 90, 2, 32, dtype=dtype)
     leaves = [x.requires_grad_() for x in (q, k, k.clone())]
     grads = [torch.autograd.grad(flash_attn_func(*leaves, causal=True).float().sum(), leaves) for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(*grads))
@@ -213,7 +214,7 @@ def test_gradients_are_deterministic():
 # Stored keys.
 
 
-@pytest.mark.parametrize("row", triton_cases.params(triton_cases.CACHE_GRID, dict))
+@pytest.mark.parametrize("row", triton_cases.cache_params())
 def test_flash_attn_kvcache(row):
     call = triton_cases.cache_call(row)
     expected = model.appended(call)
@@ -240,6 +241,7 @@ def test_cache_seqlens_as_int_and_none():
     assert torch.equal(flash_attn_with_kvcache(q, k, v, cache_seqlens=90), whole)
 
 
+@proves("paged varlen forward")
 @pytest.mark.parametrize("seqused", (False, True))
 def test_paged_varlen(seqused):
     """What packed keys give, with the keys in pages."""
@@ -276,6 +278,7 @@ def test_rows_that_are_not_there(storage, monkeypatch):
     assert [(a != b).any(-1).any(-1).sum().item() for a, b in zip(caches, before)] == [appended] * 2
 
 
+@proves("seqused_k, leftpad_k in varlen")
 def test_used_and_padded_keys_in_varlen():
     q, k, v = randn(9, 4, 24), randn(130, 2, 24, seed=1), randn(130, 2, 24, seed=2)
     cu_q, cu_k = there(torch.tensor([0, 3, 9], dtype=torch.int32), torch.tensor([0, 100, 130], dtype=torch.int32))
@@ -292,29 +295,24 @@ def test_used_and_padded_keys_in_varlen():
 
 @pytest.fixture(scope="module")
 def messages():
-    """What calls that are refused say: {words: message}."""
-    said = {}
-    for words, (error, call) in triton_refused.refused(there).items():
-        with pytest.raises(error) as raised:
-            call()
-        said[words] = raised.type, str(raised.value)
-    return said
+    return triton_refused.messages(there)
 
 
 def test_refused(messages):
-    for words, (error, message) in messages.items():
-        assert words in message and error is triton_refused.refused(there)[words][0], message
+    assert [(words, said) for words, said in messages.items() if words not in said[1]] == []
+
+
+@pytest.mark.parametrize("what", triton_cases.lacking_params())
+def test_lacking(messages, what):
+    assert any(words.startswith(f"has no {what}") for words in messages)
 
 
 def test_every_error_text_is_raised(messages):
     """And none by other words than docs/errors.md has."""
-    sites = [s for s in error_sites.all_sites() if s.path.startswith("flash_attn/flash_attn_triton_amd/")]
-    texts = [(error.__name__, message) for error, message in messages.values()]
-    for error, message in texts:
-        assert any(s.error == error and s.matches(message) for s in sites), message
-    contents = ("cache_batch_idx must be from", "block_table must hold pages") if ON_GPU else ()
-    silent = [s.template for s in sites if not any(s.error == e and s.matches(m) for e, m in texts)]
-    assert [text for text in silent if not text.removeprefix("flash_attn: ").startswith(contents or ("-",))] == []
+    unknown, silent = triton_refused.compared_with_sources(messages.values())
+    # Contents are not read on a GPU.
+    silent = [s for s in silent if not (ON_GPU and s.startswith(triton_refused.OF_CONTENTS))]
+    assert unknown == [] and silent == []
 
 
 # How the backend is selected, described, and tuned.
@@ -343,6 +341,7 @@ def test_explain():
         flash_attn.explain(q, q, q, attn_mask=there(torch.ones(1, 4, dtype=torch.bool)))
 
 
+@proves("torch.compile")
 def test_inference_mode_and_compile():
     q = randn(1, 20, 2, 16)
     expected = flash_attn_func(q, q, q, causal=True)

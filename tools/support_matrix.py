@@ -28,6 +28,7 @@ COLUMNS = {
     "CPU": ("fp32", "fp16", "bf16", "fp64"),
     "gfx942 (simulated)": _GPU_DTYPES,
     "gfx1201 (simulated)": _GPU_DTYPES,
+    "Triton (interpreted)": _GPU_DTYPES,
 }
 
 # Section -> features; most come forward and backward.

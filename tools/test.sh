@@ -109,8 +109,9 @@ PY
 # The Triton backend's suite in Triton's interpreter.
 test_triton() {
   # shellcheck disable=SC2086
-  FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE OMP_NUM_THREADS=1 \
-    "$venv/bin/python" -m pytest -n "$jobs" tests/test_flash_attn_triton_amd.py ${PYTEST_ARGS:-}
+  FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE OMP_NUM_THREADS=1 PYTHONPATH=tests/python \
+    "$venv/bin/python" -m pytest -p conftest -n "$jobs" --support-json=build/support-triton.json \
+    tests/test_flash_attn_triton_amd.py ${PYTEST_ARGS:-}
 }
 
 # Its kernels compiled for AMD's GPUs.
@@ -182,7 +183,7 @@ if [ "$*" != second-torch ]; then
   stage set-up tools/setup.sh test
   use .venv build/dev
 fi
-if [ $# -eq 0 ]; then set -- lint build cpp sanitize python kernels simulation matrix triton wheel docs; fi
+if [ $# -eq 0 ]; then set -- lint build cpp sanitize python kernels simulation triton matrix wheel docs; fi
 for name in "$@"; do run_stage "$name"; done
 
 printf '\n'

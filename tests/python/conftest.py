@@ -30,7 +30,6 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "feature(*rows, dtype, backend, missing): support matrix rows that this proves")
     config.addinivalue_line("markers", "slow: only with --full or -m slow")
     config.addinivalue_line("markers", "gpu: runs on simulated AMD GPUs (slow, needs tools/gfxsim), or on --device")
     config.addinivalue_line("markers", "simulated: of the tests marked gpu, about simulated ones only")

@@ -8,10 +8,12 @@ import cases
 import harness
 import kvcache_model as model
 import pytest
+import test_kvcache
 import torch
 from cases import Case
 
 DTYPES = ("fp32", "fp16", "bf16")
+BACKEND = "Triton (interpreted)"
 LENGTHS = {
     "wide": ((70, 150),),
     "tall": ((150, 70),),
@@ -129,7 +131,38 @@ GRID = cases.covering(FACTORS)
 CACHE_GRID = cases.covering(CACHES, lambda row: not (row.get("rotary") and row.get("new", 1) == 0))
 
 
-def params(rows, convert):
-    """A parameter for each row, named after its values."""
-    names = [f"{n}-" + "-".join(str(v).replace(" ", "") for v in row.values()) for n, row in enumerate(rows)]
-    return [pytest.param(convert(row), id=name) for row, name in zip(rows, names)]
+def proves(*rows, dtype="fp32", missing=False):
+    """The mark of a test that proves rows of the support matrix."""
+    return pytest.mark.feature(*rows, dtype=dtype, backend=BACKEND, missing=missing)
+
+
+def _named(rows):
+    """(name of its values, row)"""
+    return [(f"{n}-" + "-".join(str(v).replace(" ", "") for v in row.values()), row) for n, row in enumerate(rows)]
+
+
+def grid_params():
+    for name, row in _named(GRID):
+        case = case_of(row)
+        both = ["strided inputs"] if case.strides != "contiguous" else []
+        both += ["zero lengths and rows without keys"] if case.varlen else []
+        more = [f"{feature} {way}" for feature in both for way in ("forward", "backward")]
+        yield pytest.param(case, id=name, marks=proves(*case.features(), *more, dtype=case.dtype))
+
+
+def head_dim_params():
+    return [pytest.param(case, id=case.id, marks=proves(*case.features(), dtype=case.dtype)) for case in HEAD_DIMS]
+
+
+def cache_params():
+    for name, row in _named(CACHE_GRID):
+        yield pytest.param(row, id=name, marks=proves(*test_kvcache.features(row), dtype=row["dtype"]))
+
+
+def lacking_params():
+    """Beginnings of what a refusal names."""
+    rows = {name: [name] for name in ("attn_bias", "attn_mask", "learnable_sink")}
+    rows.update({"key_begin": ["key_begin and key_end"], "head dim above 256": ["head dim 257 to 576"]})
+    for words, features in rows.items():
+        cells = [f"{feature} {way}" for feature in features for way in ("forward", "backward")]
+        yield pytest.param(words, id=words, marks=[proves(*cells, dtype=dtype, missing=True) for dtype in DTYPES])

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import error_sites
 import torch
 
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
@@ -15,11 +16,32 @@ from flash_attn.flash_attn_triton_amd import attention, interface_fa, tuning
 from flash_attn.flash_attn_triton_amd.problem import Problem
 
 MISSING, BAD = NotImplementedError, RuntimeError
+OF_CONTENTS = ("flash_attn: cache_batch_idx must be from", "flash_attn: block_table must hold pages")
 
 
 def refused(there):
     """Words of the message -> (exception, call). there: puts a tensor on the device."""
     return {**_numbers(there), **_tensors(there), **_stored(there), **_raw(there), **_tuning(there)}
+
+
+def messages(there):
+    """{words: (name of the exception, message)} of all these calls; an exception of another kind passes."""
+    said = {}
+    for words, (error, call) in refused(there).items():
+        try:
+            call()
+            said[words] = "", "no exception"
+        except error as raised:
+            said[words] = type(raised).__name__, str(raised)
+    return said
+
+
+def compared_with_sources(said):
+    """(messages that no text of the sources gives, texts of the sources that no message has)."""
+    sites = [s for s in error_sites.all_sites() if s.path.startswith("flash_attn/flash_attn_triton_amd/")]
+    pairs = [(site, one) for site in sites for one in said if site.error == one[0] and site.matches(one[1])]
+    unknown = set(said) - {one for _, one in pairs}
+    return sorted(unknown), [site.template for site in sites if site not in {site for site, _ in pairs}]
 
 
 def _dense(there):
