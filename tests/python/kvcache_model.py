@@ -108,3 +108,12 @@ def attend(call: Call, caches: Tuple[Tensor, Tensor], arith: oracle.Arithmetic) 
         outs.append(one.out[0])
         lses.append(one.lse[0])
     return torch.stack(outs), torch.stack(lses)
+
+
+def features(row):
+    """Rows of the support matrix that a row of a grid of calls proves."""
+    named = ["kv-cache: append and rotary"] if row["new"] else []
+    named += ["kv-cache: paged"] if row["storage"].startswith("page") else []
+    named += ["kv-cache: cache_batch_idx"] if row["storage"] == "cache_batch_idx" else []
+    named += ["kv-cache: cache_leftpad"] if row["leftpad"] else []
+    return named + (["split-KV"] if row["num_splits"] > 1 else [])

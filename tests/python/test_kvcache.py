@@ -97,18 +97,10 @@ def check(call: model.Call, dtype: str) -> None:
     torch.testing.assert_close(lse[finite].double(), ref[1][finite], rtol=tolerance, atol=tolerance)
 
 
-def features(row):
-    named = ["kv-cache: append and rotary"] if row["new"] else []
-    named += ["kv-cache: paged"] if row["storage"].startswith("page") else []
-    named += ["kv-cache: cache_batch_idx"] if row["storage"] == "cache_batch_idx" else []
-    named += ["kv-cache: cache_leftpad"] if row["leftpad"] else []
-    return named + (["split-KV"] if row["num_splits"] > 1 else [])
-
-
 def params():
     for n, row in enumerate(cases.covering(FACTORS, allowed)):
         name = "-".join(f"{key}={value}".replace(" ", "") for key, value in row.items())
-        yield pytest.param(row, id=f"{n}-{name}", marks=pytest.mark.feature(*features(row), dtype=row["dtype"]))
+        yield pytest.param(row, id=f"{n}-{name}", marks=pytest.mark.feature(*model.features(row), dtype=row["dtype"]))
 
 
 @pytest.mark.parametrize("row", list(params()))

@@ -8,7 +8,6 @@ import cases
 import harness
 import kvcache_model as model
 import pytest
-import test_kvcache
 import torch
 from cases import Case
 
@@ -156,7 +155,7 @@ def head_dim_params():
 
 def cache_params():
     for name, row in _named(CACHE_GRID):
-        yield pytest.param(row, id=name, marks=proves(*test_kvcache.features(row), dtype=row["dtype"]))
+        yield pytest.param(row, id=name, marks=proves(*model.features(row), dtype=row["dtype"]))
 
 
 def lacking_params():

@@ -21,7 +21,8 @@ OF_CONTENTS = ("flash_attn: cache_batch_idx must be from", "flash_attn: block_ta
 
 def refused(there):
     """Words of the message -> (exception, call). there: puts a tensor on the device."""
-    return {**_numbers(there), **_tensors(there), **_stored(there), **_raw(there), **_tuning(there)}
+    groups = (_numbers, _tensors, _stored, _appending, _raw, _tuning)
+    return {words: case for group in groups for words, case in group(there).items()}
 
 
 def messages(there):
@@ -120,11 +121,7 @@ def _stored(there):
     q, _ = _dense(there)
     pages, table = there(torch.zeros(2, 16, 2, 16)), there(torch.zeros(1, 2, dtype=torch.int32))
     cu, used = there(torch.tensor([0, 4], dtype=torch.int32)), there(torch.tensor([20], dtype=torch.int32))
-    rotary = there(torch.zeros(4, 8))
-
-    def cache(*given, **options):
-        given = (q, q.clone(), q.clone(), *given) if len(given) < 3 or given[0] is not q else given
-        return lambda: flash_attn_with_kvcache(*given, **options)
+    cache = _cache_of(q)
 
     def paged(return_softmax=False, **options):
         if return_softmax:
@@ -132,7 +129,6 @@ def _stored(there):
             return lambda: interface_fa.varlen_fwd(q[0], pages, pages, None, cu, cu, None, None, table, None, *rest)
         return lambda: flash_attn_varlen_func(q[0], pages, pages, cu, cu, 4, 4, block_table=table, **options)
 
-    turned = dict(k=q, v=q, cache_seqlens=0, rotary_cos=rotary, rotary_sin=rotary)
     beyond = {
         "cache_batch_idx must be from 0 to 0, the rows of k, got [1]": (BAD, cache(cache_batch_idx=cu[1:] // 4)),
         "block_table must hold pages from 0 to 1, those of k, got [0, 2]": (
@@ -153,10 +149,33 @@ def _stored(there):
                 False, None, 2,
             ),
         ),
-        "k and v come together, got only k": (BAD, cache(k=q, cache_seqlens=0)),
-        "cache_seqlens is missing": (BAD, cache(k=q, v=q)),
         "k must have a row of the cache for each of the 1 sequences": (BAD, cache(q, pages, pages)),
         "k must have pages of at least one slot": (BAD, cache(q, pages[:, :0], pages[:, :0], block_table=table)),
+        "block_table and cache_batch_idx were both given": (
+            BAD,
+            cache(q, pages, pages, cache_batch_idx=cu[:1], block_table=table),
+        ),
+    }  # fmt: skip
+
+
+def _cache_of(q):
+    """flash_attn_with_kvcache as a call to be made; copies of q are the caches unless `given` begins with q and others."""
+
+    def cache(*given, **options):
+        given = (q, q.clone(), q.clone(), *given) if len(given) < 3 or given[0] is not q else given
+        return lambda: flash_attn_with_kvcache(*given, **options)
+
+    return cache
+
+
+def _appending(there):
+    q, _ = _dense(there)
+    pages, table = there(torch.zeros(2, 16, 2, 16)), there(torch.zeros(1, 2, dtype=torch.int32))
+    rotary, cache = there(torch.zeros(4, 8)), _cache_of(q)
+    turned = dict(k=q, v=q, cache_seqlens=0, rotary_cos=rotary, rotary_sin=rotary)
+    return {
+        "k and v come together, got only k": (BAD, cache(k=q, cache_seqlens=0)),
+        "cache_seqlens is missing": (BAD, cache(k=q, v=q)),
         "q must not have more rows than the cache has slots": (
             BAD,
             cache(q, q[:, :2].clone(), q[:, :2].clone(), k=q[:, :1], v=q[:, :1], cache_seqlens=0),
@@ -169,10 +188,6 @@ def _stored(there):
             BAD,
             cache(q, pages, pages, q, q, cache_seqlens=30, block_table=table),
         ),
-        "block_table and cache_batch_idx were both given": (
-            BAD,
-            cache(q, pages, pages, cache_batch_idx=cu[:1], block_table=table),
-        ),
         "rotary_cos was given without k": (BAD, cache(rotary_cos=rotary, rotary_sin=rotary)),
         "come together, got only rotary_cos": (BAD, _raw_cache(q, rotary, None)),
         "rotary_cos must have dtype": (BAD, cache(**{**turned, "rotary_cos": rotary.half()})),
@@ -184,7 +199,7 @@ def _stored(there):
             BAD,
             cache(**{**turned, "rotary_cos": rotary[:3], "rotary_sin": rotary[:3]}),
         ),
-    }  # fmt: skip
+    }
 
 
 def _raw_cache(q, cos, sin):
