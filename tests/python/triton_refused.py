@@ -159,7 +159,7 @@ def _stored(there):
 
 
 def _cache_of(q):
-    """flash_attn_with_kvcache as a call to be made; copies of q are the caches unless `given` begins with q and others."""
+    """flash_attn_with_kvcache as a call; copies of q are the caches unless `given` begins with q and others."""
 
     def cache(*given, **options):
         given = (q, q.clone(), q.clone(), *given) if len(given) < 3 or given[0] is not q else given
