@@ -67,7 +67,7 @@ def randn(*shape, dtype=torch.float32, seed=0):
 # Forward and backward.
 
 
-@pytest.mark.parametrize("case", triton_cases.grid_params())
+@pytest.mark.parametrize("case", list(triton_cases.grid_params()))
 def test_flash_attn_output(case):
     harness.check(case, device=DEVICE)
 
@@ -214,7 +214,7 @@ def test_gradients_are_deterministic(dtype):
 # Stored keys.
 
 
-@pytest.mark.parametrize("row", triton_cases.cache_params())
+@pytest.mark.parametrize("row", list(triton_cases.cache_params()))
 def test_flash_attn_kvcache(row):
     call = triton_cases.cache_call(row)
     expected = model.appended(call)
@@ -302,7 +302,7 @@ def test_refused(messages):
     assert [(words, said) for words, said in messages.items() if words not in said[1]] == []
 
 
-@pytest.mark.parametrize("what", triton_cases.lacking_params())
+@pytest.mark.parametrize("what", list(triton_cases.lacking_params()))
 def test_lacking(messages, what):
     assert any(words.startswith(f"has no {what}") for words in messages)
 

@@ -264,7 +264,7 @@ def _read(path: pathlib.Path) -> Dict[str, List[int]]:
         good = False
     if not good:
         raise RuntimeError(
-            f"flash_attn: {path} does not hold tuned settings, a JSON object of lists of four whole numbers; delete it "
+            f"flash_attn: {path} must hold tuned settings, a JSON object of lists of four whole numbers; delete it "
             "to measure anew"
         )
     return known

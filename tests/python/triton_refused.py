@@ -252,7 +252,7 @@ def _tuning(there):
 
     return {
         "is 'maybe'; accepted, in any case: true, 1, on, yes to measure tile sizes": (BAD, lambda: asked("maybe")),
-        "does not hold tuned settings": (BAD, damaged),
+        "must hold tuned settings": (BAD, damaged),
         "tuned settings cannot be written to": (BAD, unwritable),
         "and a graph is being captured": (BAD, captured),
     }
