@@ -31,15 +31,16 @@ flash_attn=${versions[0]} python_version=${versions[1]} torch=${versions[2]} roc
 here=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' flash_attn/__init__.py)
 [ "$flash_attn" = "$here" ] || fail "this source tree is flash-attn $here, not $flash_attn"
 python3 create_matrix.py --check "$python_version" "$torch" "$rocm" || fail "there is no such wheel to build"
-triton=${BUILD_TRITON_BACKEND:-false}
-[[ $triton =~ ^(true|false)$ ]] || fail "BUILD_TRITON_BACKEND is '$triton'; accepted are true and false"
+# Checked as the build will.
+read_settings='import build_environment as b; print(b.max_jobs(), "true" if b.switch("BUILD_TRITON_BACKEND") else "false")'
+settings=$(PYTHONPATH=tools python3 -c "$read_settings") || exit 2
+read -r jobs triton <<<"$settings"
 
 label=rocm${rocm//./}torch${torch%.*}
 [ "$triton" = false ] || label+=triton
 tag=cp${python_version//./}
 wheel=dist/flash_attn-$flash_attn+$label-$tag-$tag-linux_x86_64.whl
 venv=build/rocm-$label-$tag
-jobs=${MAX_JOBS:-$(PYTHONPATH=tools python3 -c 'import build_environment; print(build_environment.max_jobs())')}
 
 # GPUs of this machine; the processors that the tool lists too are gfx000.
 targets=${GPU_ARCHS:-} variable=GPU_ARCHS

@@ -6,10 +6,12 @@ bottom right. The two differ only when Sq and Sk do.
 
 from __future__ import annotations
 
+import flash_attn  # before torch: it says what to do where there is none
+from flash_attn import __version__  # noqa: F401
+
+# isort: split
 import torch
 
-import flash_attn
-from flash_attn import __version__  # noqa: F401
 from flash_attn.modules.flash_attention import check_mask
 
 

@@ -41,7 +41,7 @@ def package_version(local):
 
 def require_wheel_command():
     """setuptools has had its own bdist_wheel since 70.1; an older one needs the package wheel, and does not say so."""
-    if "bdist_wheel" not in sys.argv:
+    if not {"bdist_wheel", "dist_info", "editable_wheel"} & set(sys.argv):
         return
     for name in ("setuptools.command.bdist_wheel", "wheel"):
         with contextlib.suppress(ModuleNotFoundError):
@@ -73,12 +73,14 @@ def find_cmake():
     )
 
 
-def run_cmake(*arguments):
+def run_cmake(*arguments, hint=""):
     """Runs CMake; ends the build when it fails, with its output above the message."""
     print("+", *arguments, flush=True)
     status = subprocess.run(arguments).returncode
     if status:
-        raise SystemExit(f"`{' '.join(arguments[:3])} ...` failed with status {status}; the reason is printed above.")
+        raise SystemExit(
+            f"`{' '.join(arguments[:3])} ...` failed with status {status}; the reason is printed above.{hint}"
+        )
 
 
 class CMakeBuild(build_ext):
@@ -88,10 +90,12 @@ class CMakeBuild(build_ext):
         build_environment.require_linux()
         torch = build_environment.torch_dir()
         build_dir = self._build_dir(torch)
-        jobs = str(SETTINGS.jobs)
         cmake = find_cmake()
         self._configure(cmake, build_dir, torch)
-        run_cmake(cmake, "--build", str(build_dir), "--parallel", jobs)
+        print(SETTINGS.jobs_text(), flush=True)
+        hint = f" A compiler that was killed had no memory left: set MAX_JOBS below {SETTINGS.jobs}."
+        jobs = str(SETTINGS.jobs)
+        run_cmake(cmake, "--build", str(build_dir), "--parallel", jobs, hint=hint if SETTINGS.jobs > 1 else "")
         package = ROOT / "flash_attn" if self.inplace or self.editable_mode else Path(self.build_lib) / "flash_attn"
         run_cmake(cmake, "--install", str(build_dir), "--component", "python", "--prefix", str(package), "--strip")
 

@@ -41,10 +41,13 @@ class Block(nn.Module):
 
 
 def symbols(model, x):
-    """The kernels of one layer's attention, forward and backward."""
+    """The kernels of one layer's attention, forward and backward; RuntimeError if Triton is selected and not run."""
     import flash_attn
+    from flash_attn.flash_attn_interface import USE_TRITON_ROCM
 
     explanation = flash_attn.explain(*model[0].heads_of(x), causal=True)
+    if USE_TRITON_ROCM and explanation.backend != "triton":
+        raise RuntimeError(f"{explanation.kernel} would run: {explanation.reasons[-1]}")
     return f"{explanation.kernel}, {explanation.backward.kernel}"
 
 
@@ -60,6 +63,7 @@ def run(config):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     shape = (config["batch_size"], config["seq_len"], config["d_model"])
     x, target = (torch.randn(shape).to(device, dtype) for _ in range(2))
+    backend_symbol = symbols(model, x)
 
     def step():
         optimizer.zero_grad(set_to_none=True)
@@ -84,7 +88,7 @@ def run(config):
     median = statistics.median(step_ms)
     return {
         "setting": measuring.setting(device),
-        "backend_symbol": symbols(model, x),
+        "backend_symbol": backend_symbol,
         "step_ms": step_ms,
         "median_step_ms": median,
         "steps_per_second": 1e3 / median,

@@ -81,10 +81,16 @@ function(flash_attn_choose_targets targets explicit)
     endif()
   endforeach()
   list(REMOVE_DUPLICATES chosen)
+  if(NOT chosen AND NOT wanted STREQUAL "none")
+    message(FATAL_ERROR "There are no kernels for any GPU target of ${source}, which is '${wanted}'; accepted are "
+                        "${flash_attn_amd_targets}, sm_80 and later, native, or none alone.")
+  endif()
   set(${targets} ${chosen} PARENT_SCOPE)
 endfunction()
 
 set(flash_attn_hip_flags -x hip --cuda-device-only --no-gpu-bundle-output -nogpuinc -nogpulib -O3 -std=c++20
+    # Else the code object holds a hash of its source's path.
+    -fuse-cuid=none
     # Version 5 is what loaders of ROCm 5 and later read; clang's own default is newer.
     -mcode-object-version=5
     # Scores hold infinities, and NaN only if the inputs do; without IEEE mode maxima need no canonicalising instructions.

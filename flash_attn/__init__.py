@@ -24,6 +24,9 @@ def _is_environment_report() -> bool:
 
 
 try:
+    from flash_attn import _native
+
+    _native.require_torch()
     from flash_attn._explain import explain
     from flash_attn.flash_attn_interface import (
         flash_attn_func,

@@ -107,6 +107,7 @@ def report() -> Dict[str, Any]:
         "problem": "",
     }
     try:
+        _native.require_torch()
         from flash_attn import flash_attn_interface  # noqa: F401  raises what `import flash_attn` raises elsewhere
 
         module = _native.load()

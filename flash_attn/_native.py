@@ -25,6 +25,15 @@ LIBRARY_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 _REMEDY = "run `pip install --no-build-isolation .` in its source tree, in this environment"
 
 
+def require_torch() -> None:
+    """ImportError, in one sentence with the remedy, where there is no torch to compute with."""
+    if importlib.util.find_spec("torch") is None:
+        raise ImportError(
+            f"flash_attn computes with torch, and {sys.executable} has none: install torch, and flash_attn once more, "
+            "for that torch."
+        )
+
+
 def torch_release(version: str) -> str:
     """The part of a torch version that a binding is built for: "2.13" of "2.13.0+cpu", "1.13" of "1.13.0a0"."""
     match = re.match(r"(\d+)\.(\d+)", version)

@@ -89,6 +89,10 @@ class Settings:
     triton: bool  # the package holds the Triton backend
     local: str  # label behind the version, "" for none
 
+    def jobs_text(self):
+        origin = "MAX_JOBS" if os.environ.get("MAX_JOBS") else "from processors and memory; MAX_JOBS changes it"
+        return f"flash_attn: compilers at a time: {self.jobs} ({origin})"
+
 
 def read():
     """The settings of this build; SystemExit, with what is accepted, for a value that is not."""

@@ -45,18 +45,25 @@ test_python() {
 # support_matrix --check | --write: compares README.md's table with what the Python tests have shown, or rewrites it.
 support_matrix() { "$venv/bin/python" tools/support_matrix.py build/support-*.json "$1"; }
 
-# Wheels, built with build isolation as `pip install .` does, repaired, and used in an empty environment. Of the one for ROCm
-# only the label differs from one that a ROCm build of torch would give.
+# Wheels, built with build isolation as `pip install .` does, repaired, and used in an empty environment. In those for ROCm
+# the binding alone, which is a CPU torch's, differs from what a ROCm build of torch would give.
 test_wheel() {
   local python=$PWD/$venv/bin/python wheel
-  rm -rf build/wheels
-  export PYTHON=$python
+  rm -rf build/wheels build/wheels-again
   docker/packages.sh
+  tools/setup.sh run
+  export PYTHON=$python
   tools/wheel.sh tools
   FLASH_ATTN_LOCAL_VERSION=cpu tools/wheel.sh build build/wheels
   # The first wheel has compiled the kernels with isolation; the builds after it take those of the first stage.
   export CMAKE_ARGS="$(compiled_kernels) ${CMAKE_ARGS:-}"
-  FLASH_ATTN_LOCAL_VERSION=rocm72torch2.13 KEEP_PLATFORM=1 tools/wheel.sh build build/wheels
+  # The same once more, all of the C++ in another folder, later, under another clock and without a compiler's cache.
+  tools/wheel.sh sdist build/wheels-again
+  TZ=Asia/Tokyo CCACHE_DISABLE=1 FLASH_ATTN_LOCAL_VERSION=cpu tools/wheel.sh build build/wheels-again build/wheels-again/*.tar.gz
+  cmp build/wheels/*.whl build/wheels-again/*.whl
+  echo "two builds are the same bytes: $(sha256sum build/wheels/*.whl)"
+  KEEP_PLATFORM=1 BUILD_TRITON_BACKEND=false FLASH_ATTN_LOCAL_VERSION=rocm72torch2.13 tools/wheel.sh build build/wheels
+  KEEP_PLATFORM=1 BUILD_TRITON_BACKEND=true FLASH_ATTN_LOCAL_VERSION=rocm72torch2.13triton tools/wheel.sh build build/wheels
   for wheel in build/wheels/*.whl; do tools/wheel.sh check "$wheel"; done
   tools/wheel.sh paths
 }

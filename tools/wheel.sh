@@ -2,7 +2,9 @@
 # Wheels: built, repaired, and tested where nothing else of this package is.
 #
 #   tools/wheel.sh tools          installs what the others need into $PYTHON's environment (default: python3)
-#   tools/wheel.sh build FOLDER   builds FOLDER/flash_attn-*.whl for the torch of that environment
+#   tools/wheel.sh sdist FOLDER   makes FOLDER/flash_attn-*.tar.gz
+#   tools/wheel.sh build FOLDER [SDIST]
+#                                 builds FOLDER/flash_attn-*.whl for the torch of that environment, from this tree or SDIST
 #   tools/wheel.sh check WHEEL    installs it into an empty environment beside that torch and uses it there
 #   tools/wheel.sh install WHEEL  installs it into that environment
 #   tools/wheel.sh paths          installs from source by `python setup.py install` and by uv, each into an empty environment
@@ -22,14 +24,14 @@ trap 'rm -rf "$environment"' EXIT
 torch_libraries=(libc10.so libtorch_cpu.so libtorch_python.so)
 
 build() {
-  local folder=$1 exclude=() library
+  local folder=$1 source=$2 exclude=() library
   # For auditwheel, as setup.py sets it for setuptools: two builds are the same bytes.
   SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(PYTHONPATH=tools "$python" -c 'import build_environment; print(build_environment.EPOCH)')}
   export SOURCE_DATE_EPOCH
   for library in "${torch_libraries[@]}"; do exclude+=(--exclude "$library"); done
   rm -rf "$folder/raw"
   mkdir -p "$folder/raw"
-  "$python" -m pip wheel --no-input --no-deps --wheel-dir "$folder/raw" .
+  "$python" -m pip wheel --no-input --no-deps --wheel-dir "$folder/raw" "$source"
   "$python" -m auditwheel repair "${exclude[@]}" ${KEEP_PLATFORM:+--no-update-tags} --wheel-dir "$folder" "$folder"/raw/*.whl
   rm -rf "$folder/raw"
   ls -l "$folder"/*.whl
@@ -74,7 +76,8 @@ paths() {
 }
 
 case ${1:-} in
-  build) build "${2:?FOLDER is missing}" ;;
+  sdist) FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE "$python" setup.py --quiet sdist --dist-dir "${2:?FOLDER is missing}" ;;
+  build) build "${2:?FOLDER is missing}" "${3:-.}" ;;
   check) check "$(realpath "${2:?WHEEL is missing}")" ;;
   paths) paths ;;
   install) "$python" -m pip install --no-input --no-index --no-deps --force-reinstall "${2:?WHEEL is missing}" ;;

@@ -15,6 +15,11 @@ from flash_attn import _backend_choice, _native, _raw, testing
 from flash_attn.integrations import transformers as integration
 
 
+def _no_torch():
+    with mock.patch("importlib.util.find_spec", lambda name: None):
+        _native.require_torch()
+
+
 def _damaged_binding():
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         with mock.patch.object(_native, "binding_path", lambda version: file.name):
@@ -60,6 +65,7 @@ def all_cases():
     return [
         ("import flash_attn", _backend_choice.VARIABLE, partial(_triton, "perhaps")),
         ("import flash_attn", _backend_choice.VARIABLE, partial(_triton, "true")),
+        ("import flash_attn", "torch", _no_torch),
         ("import flash_attn", "torch", partial(_native.torch_release, "unknown")),
         ("import flash_attn", "torch", partial(_native.binding_path, "1.2.3")),
         ("import flash_attn", "torch", _damaged_binding),

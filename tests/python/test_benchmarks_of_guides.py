@@ -7,10 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+
+import flash_attn
+from flash_attn import flash_attn_interface as interface
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = ["--preset=cpu-small", "--seq-len=16", "--d-model=16", "--n-heads=2", "--n-layers=1", "--timed-steps=2"]
@@ -99,6 +103,19 @@ def test_one_backend_alone(tmp_path):
         assert record["ratios"] is None and f"triton  cannot run: {triton['problem']}" in done.stdout
     else:
         assert record["ratios"]["loss_difference"] == pytest.approx(0, abs=1e-3)
+
+
+def test_another_backend_than_the_selected_one_is_not_measured(load, monkeypatch):
+    """On a machine without a GPU Triton may be installed, and CPU tensors keep the CPU backend."""
+    worker = load("mlp_transformer")
+    why = "FLASH_ATTENTION_TRITON_AMD_ENABLE selects Triton for tensors on GPUs"
+    explanation = flash_attn.explain(*torch.zeros(3, 1, 8, 2, 8, requires_grad=True))
+    monkeypatch.setattr(flash_attn, "explain", lambda *_, **__: replace(explanation, reasons=[why]))
+    model, x = torch.nn.Sequential(worker.Block(16, 2, flash_attn.flash_attn_func)), torch.zeros(1, 8, 16)
+    assert worker.symbols(model, x).startswith("cpu.forward.")
+    monkeypatch.setattr(interface, "USE_TRITON_ROCM", True)
+    with pytest.raises(RuntimeError, match=f"cpu.forward.* would run: {why}"):
+        worker.symbols(model, x)
 
 
 METRICS = {

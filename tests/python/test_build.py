@@ -38,6 +38,27 @@ def setup_module(monkeypatch):
     return module
 
 
+def test_compilers_at_a_time_are_said_and_what_to_do_when_memory_runs_out(setup_module, monkeypatch, capsys):
+    """A compiler that the system kills for its memory fails with no word about memory."""
+    from setuptools import Distribution
+
+    settings = setup_module.build_environment.Settings(jobs=4, compiles=True, triton=True, local="")
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    text = "flash_attn: compilers at a time: 4 (from processors and memory; MAX_JOBS changes it)"
+    assert settings.jobs_text() == text
+    monkeypatch.setattr(setup_module, "SETTINGS", settings)
+    killed = "import sys; sys.exit(137 if '--build' in sys.argv else 0)"
+    run_cmake = setup_module.run_cmake
+    monkeypatch.setattr(setup_module, "run_cmake", lambda _, *a, **k: run_cmake(sys.executable, "-c", killed, *a, **k))
+    monkeypatch.setattr(setup_module.CMakeBuild, "_configure", lambda *_: None)
+    command = setup_module.CMakeBuild(Distribution())
+    with pytest.raises(
+        SystemExit, match="failed with status 137; .* A compiler that was killed .*: set MAX_JOBS below 4"
+    ):
+        command.run()
+    assert text in capsys.readouterr().out
+
+
 def run_python(*arguments, status=0, **environment):
     """Runs it in the source tree; returns its output, of a failure its messages."""
     command = [sys.executable, *map(str, arguments)]
@@ -113,6 +134,14 @@ def test_label_in_file_name_and_metadata(tmp_path):
         (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
         assert "Version: 2.8.3+rocm62torch2.5triton" in archive.read(metadata).decode().splitlines()
         assert b'__version__ = "2.8.3"' in archive.read("flash_attn/__init__.py")
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_a_package_with_and_without_the_triton_backend(tmp_path, value):
+    pytest.importorskip("setuptools", reason="setuptools is not installed here")
+    with zipfile.ZipFile(build_wheel(tmp_path, BUILD_TRITON_BACKEND=value)) as archive:
+        held = [name for name in archive.namelist() if "triton_amd" in name]
+    assert bool(held) == (value == "true")
 
 
 def test_two_builds_are_the_same_bytes(tmp_path):

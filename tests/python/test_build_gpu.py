@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from flash_attn import _native
+
 ROOT = Path(__file__).resolve().parents[2]
 CMAKE = shutil.which("cmake")
 CLANG = any(shutil.which(f"clang++-{version}") for version in range(20, 31))
@@ -46,6 +48,12 @@ def test_rocm_arch_of_an_image_may_name_more_than_there_is(tmp_path):
     assert status == 0, output
     assert "gfx900 (from PYTORCH_ROCM_ARCH): no kernels for it yet, skipped" in output
     assert "GPU target gfx942: " in output and "GPU target gfx1201: " in output
+
+
+def test_rocm_arch_without_any_target_that_there_is_is_refused(tmp_path):
+    status, output = configure(tmp_path, PYTORCH_ROCM_ARCH="gfx900;gfx803")
+    assert status != 0
+    assert "no kernels for any GPU target of PYTORCH_ROCM_ARCH, which is 'gfx900;gfx803'; accepted are gfx942" in output
 
 
 @needs_clang
@@ -86,6 +94,15 @@ def test_without_a_compiler_the_default_is_no_gpu_code(tmp_path):
 def test_without_a_compiler_an_explicit_target_is_an_error(tmp_path):
     status, output = configure(tmp_path, path=bare_path(tmp_path), GPU_ARCHS="gfx942")
     assert status != 0 and "GPU kernels were asked for and there is no compiler for gfx942" in output
+
+
+@pytest.mark.skipif(not _native.load()._code_objects(), reason="this build has no GPU code")
+def test_code_objects_hold_nothing_of_the_folder_they_were_compiled_in():
+    """clang would name a symbol by a hash of the source's path."""
+    module = _native.load()
+    for entry in module._code_objects():
+        code = module._code_object(entry["target"], entry["name"])
+        assert b"__hip_cuid" not in code and str(ROOT).encode() not in code, entry
 
 
 def test_kernels_dir_without_objects_is_refused(tmp_path):

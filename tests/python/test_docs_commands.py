@@ -1,4 +1,4 @@
-"""docs/install-amd.md: every command is run or run dry, every message is what the software prints; links."""
+"""Documentation: every command is run or run dry; every message of docs/install-amd.md is what is printed; links."""
 
 from __future__ import annotations
 
@@ -12,33 +12,54 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import flash_attention_amd
+import flash_attn
+import flash_attn_interface
 from flash_attn import _backend_choice, _native, verify
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = (ROOT / "docs" / "install-amd.md").read_text(encoding="utf-8")
+READMES = [ROOT / folder / "README.md" for folder in (".", "benchmarks", "examples")]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *READMES]
+GUIDE = ROOT / "docs" / "install-amd.md"
 
 
-def blocks(language):
+def blocks(page, language):
     """The lines of all fenced blocks of that language."""
-    return [line for text in re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL) for line in text.splitlines()]
+    texts = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [line for text in texts for line in text.splitlines()]
 
 
-COMMANDS, MESSAGES = blocks("bash"), blocks("text")
+def commands_of(page):
+    """Without what is only said about them."""
+    return [re.split(r"\s+# ", line)[0] for line in blocks(page, "bash")]
+
+
+MESSAGES = blocks(GUIDE, "text")
+# Command to the first page that has it.
+COMMANDS = {command: page for page in reversed(PAGES) for command in reversed(commands_of(page))}
 
 # Options that make a command dry, by how it begins.
+PIP_DRY = "--dry-run --no-deps --no-build-isolation --no-index"
 ADDED = {
-    "pip install .": "--dry-run --no-deps --no-build-isolation --no-index",
     "uv pip install": f"--dry-run --no-deps --offline --python {sys.executable}",
+    "pip install .": PIP_DRY,
+    "pip install -e .": PIP_DRY,
+    "pip install --no-build-isolation .": PIP_DRY,
     "python setup.py install": "--help",
     "./build_rocm.sh": "--dry-run",
     "cmake -S": "-N -B {folder}",  # reads a cache, configures nothing
+    "make ": "--dry-run",
 }
 SIMULATED = [command for command in COMMANDS if "--simulate" in command]
 
 
 def test_the_blocks_are_found():
-    assert len(COMMANDS) > 20 and len(MESSAGES) >= 10 and len(SIMULATED) == 1
+    assert len(commands_of(GUIDE)) > 20 and len(COMMANDS) > 50 and len(MESSAGES) >= 10 and len(SIMULATED) == 1
+    for page in PAGES:
+        unmarked = [line for line in blocks(page, "") if re.match(r"(pip|python|uv|cmake|make|git|docker) ", line)]
+        assert not unmarked, f"commands of {page.name} in a block that is not marked as bash"
 
 
 def run(command, folder):
@@ -63,21 +84,62 @@ def check_docker(command):
     assert f"#   {command}\n" in (ROOT / file).read_text()
 
 
-def check_benchmark(command):
-    """Its options are accepted; test_benchmarks_of_guides.py runs it."""
-    _, script, *options = shlex.split(command)
-    spec = importlib.util.spec_from_file_location(Path(script).stem, ROOT / script)
-    benchmark = importlib.util.module_from_spec(spec)
+def check_options(command):
+    """Its options are accepted, those for a GPU as on a machine with one; other tests run the script."""
+    words = [str(ROOT / "README.md") if word == "book.txt" else word for word in shlex.split(command)]
+    script = next(word for word in words if word.endswith(".py"))
+    path = ROOT / script
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        spec.loader.exec_module(benchmark)
-    benchmark.parse_arguments(options)
+        patch.syspath_prepend(str(path.parent))
+        patch.setitem(sys.modules, path.stem, module)
+        spec.loader.exec_module(module)
+        patch.setattr("torch.cuda.is_available", lambda: True)
+        if hasattr(module, "measuring"):
+            patch.setattr(module.measuring, "best_device", lambda: torch.device("cpu"))
+        module.parse_arguments(words[words.index(script) + 1 :])
+
+
+def check_file(command):
+    """The files of requirements are there; the set-up or a stage of CI installs from them."""
+    scripts = "".join((ROOT / "tools" / name).read_text() for name in ("setup.sh", "test.sh", "wheel.sh"))
+    names = [word for word in shlex.split(command) if word.startswith("requirements/")]
+    assert names and all((ROOT / name).is_file() for name in names)
+    assert all(name in scripts or f"install_requirements {Path(name).stem}" in scripts for name in names)
+
+
+def check_suite(command):
+    """CI runs that very suite, with that variable."""
+    variable, _, path = shlex.split(command)
+    stages = (ROOT / "tools" / "test.sh").read_text()
+    assert f"{variable} " in stages and f'pytest -n "$jobs" {path}' in stages
+
+
+def check_tree(command):
+    """A build folder that the same page configures, or a placeholder; its target exists. Building takes minutes."""
+    words = shlex.split(command)
+    assert words[2].startswith("<") or any(f"-B {words[2]}" in other for other in commands_of(COMMANDS[command]))
+    if "--target" in words:
+        lists = "".join(path.read_text() for path in (ROOT / "tools" / "gfxsim").rglob("CMakeLists.txt"))
+        assert f"add_library({words[words.index('--target') + 1]} " in lists
+
+
+def check_project(command):
+    """Of another project in this tree, which needs the installed library: packaging's C++ tests build it."""
+    words = shlex.split(command.partition(" && ")[0])
+    assert (ROOT / words[words.index("-S") + 1] / "CMakeLists.txt").is_file()
+
+
+def check_clone(command):
+    assert os.access(ROOT / command.split()[-1], os.X_OK)
 
 
 def check_torch(command):
-    """The version and the index are a pair of the matrix."""
-    torch, rocm = re.search(r"torch==([0-9.]+) .*/whl/rocm([0-9.]+)$", command).groups()
-    subprocess.run([sys.executable, "create_matrix.py", "--check", "3.11", torch, rocm], cwd=ROOT, check=True)
+    """The version and the index are a pair of the matrix; every version has a build for CPUs."""
+    version, index = re.search(r"torch==([0-9.]+) .*/whl/(cpu|rocm[0-9.]+)$", command).groups()
+    rocm = index.replace("rocm", "") if index != "cpu" else "6.4"
+    subprocess.run([sys.executable, "create_matrix.py", "--check", "3.11", version, rocm], cwd=ROOT, check=True)
 
 
 def check_packages(command):
@@ -86,41 +148,52 @@ def check_packages(command):
     assert all(name in setup for name in shlex.split(command)[2:])
 
 
-def check_build_target(command):
-    """The target exists; building it takes minutes."""
-    assert f"add_library({shlex.split(command)[-1]} " in "".join(
-        path.read_text() for path in (ROOT / "tools" / "gfxsim").rglob("CMakeLists.txt")
-    )
-
-
-def needs(command):
-    """The program or module without which the command cannot be tried here, or None."""
-    if command.startswith("uv ") and not shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"):
-        return "uv"
-    if re.search("setup.py|pip install", command):
-        pytest.importorskip("setuptools", reason="setuptools is not installed here")
-    return None
-
-
 STATIC = {
     "docker": check_docker,
-    "python benchmarks/": check_benchmark,
+    "python benchmarks/": check_options,
+    "python examples/": check_options,
+    "torchrun": check_options,
+    "FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE python examples/": check_options,
+    "FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE pytest": check_suite,
     "pip install torch": check_torch,
+    "pip install -r": check_file,
+    "uv pip install -r": check_file,
     "apt-get": check_packages,
-    "cmake --build": check_build_target,
+    "cmake --build": check_tree,
+    "cmake --install": check_tree,
+    "cmake -S examples": check_project,
+    "git clone": check_clone,
 }
 
 
+@pytest.fixture(scope="module")
+def uv(tmp_path_factory):
+    """Folder of uv: beside this Python, on PATH, or in an environment made for it."""
+    beside = str(Path(sys.executable).parent)
+    if found := shutil.which("uv", path=f"{beside}{os.pathsep}{os.environ['PATH']}"):
+        return str(Path(found).parent)
+    folder = tmp_path_factory.mktemp("uv")
+    wanted = next(line for line in (ROOT / "requirements/package.txt").read_text().splitlines() if line[:2] == "uv")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    done = subprocess.run([folder / "bin/python", "-m", "pip", "install", wanted], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"uv is not on this machine and could not be installed: {done.stderr}")
+    return str(folder / "bin")
+
+
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in SIMULATED])
-def test_commands(command, tmp_path, monkeypatch):
+def test_commands(command, tmp_path, monkeypatch, request):
     for start, check in STATIC.items():
         if command.startswith(start):
             return check(command)
-    if (missing := needs(command)) is not None:
-        pytest.skip(f"{missing} is not on this machine")
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if re.search("setup.py|pip install", command):
+        pytest.importorskip("setuptools", reason="setuptools is not installed here")
+    folders = [request.getfixturevalue("uv")] if command.startswith("uv ") else []
+    folders += [str(Path(sys.executable).parent), os.environ["PATH"]]
+    monkeypatch.setenv("PATH", os.pathsep.join(folders))
     if command.startswith("cmake -S"):
-        (tmp_path / "CMakeCache.txt").write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT / 'tools' / 'gfxsim'}\n")
+        source = ROOT / shlex.split(command)[2]
+        (tmp_path / "CMakeCache.txt").write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={source.resolve()}\n")
     run(command, tmp_path)
 
 
@@ -134,7 +207,7 @@ def test_the_simulated_proof(tmp_path):
 
 
 def message(start):
-    """The guide's message that begins so, as a pattern."""
+    """The one message of the guide that begins so, as a pattern."""
     (text,) = (line for line in MESSAGES if line.startswith(start))
     return ".*".join(re.escape(part) for part in text.split("..."))
 
@@ -185,6 +258,23 @@ def no_setuptools(environment, monkeypatch, tmp_path):
     return said(lambda: exec(source, {"__file__": str(ROOT / "setup.py")}), SystemExit)
 
 
+def no_setuptools_for_pip(environment, monkeypatch, tmp_path):
+    for name in ("setuptools", "setuptools.build_meta"):
+        monkeypatch.setitem(sys.modules, name, None)
+    source = compile((ROOT / "tools" / "build_backend.py").read_text(), "build_backend.py", "exec")
+    return said(lambda: exec(source, {}), SystemExit)
+
+
+def import_without_torch(environment, monkeypatch, tmp_path):
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
+    return said(_native.require_torch)
+
+
+def jobs(environment, monkeypatch, tmp_path):
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    return environment.read().jobs_text()
+
+
 def wrong_jobs(environment, monkeypatch, tmp_path):
     monkeypatch.setenv("MAX_JOBS", "all")
     return said(environment.max_jobs, SystemExit)
@@ -211,13 +301,26 @@ CAUSES = {
     "flash_attn's binding": broken_binding,
     "flash_attn was imported from the source tree": tree_in_front,
     "flash_attn is compiled for the torch": no_torch,
-    "... has no setuptools": no_setuptools,
+    "... has no setuptools, with which flash_attn is built: run `pip install .` instead": no_setuptools,
+    "... has no setuptools, with which flash_attn is built: run `pip install .` without": no_setuptools_for_pip,
+    "flash_attn computes with torch": import_without_torch,
+    "flash_attn: compilers at a time": jobs,
     "MAX_JOBS is 'all'": wrong_jobs,
     "flash_attn's package is built on Linux": windows,
     "FLASH_ATTENTION_TRITON_AMD_ENABLE is 'maybe'": wrong_backend,
     "device ": no_gpu,
 }
-ELSEWHERE = ("not compared: triton cannot run",)  # test_benchmarks_of_guides.py
+# Beginning of a message that another test provokes: that test, which has these words.
+ELSEWHERE = {
+    "not compared: triton cannot run": ("test_benchmarks_of_guides.py", "; --allow-single reports the other alone"),
+    "the setuptools of": (
+        "test_build_without.py",
+        "run `pip install --upgrade setuptools` or `pip install wheel` first.",
+    ),
+    "`... --build": ("test_build.py", "A compiler that was killed .*: set MAX_JOBS below 4"),
+    "GPU kernels: none": ("test_build_gpu.py", "none (no compiler for gfx942 (install ROCm, or clang 20 or later"),
+    "GPU_ARCHS names": ("test_build_gpu.py", "names the GPU target 'mi300'; accepted are gfx942"),
+}
 
 
 @pytest.mark.parametrize("start", CAUSES)
@@ -228,6 +331,8 @@ def test_messages_are_what_is_printed(start, environment, monkeypatch, tmp_path)
 
 def test_every_message_has_a_cause():
     assert all(line.startswith((*CAUSES, *ELSEWHERE)) for line in MESSAGES)
+    for start, (name, words) in ELSEWHERE.items():
+        assert message(start) and words in (Path(__file__).parent / name).read_text(), start
 
 
 # Every page
@@ -237,6 +342,18 @@ def test_every_message_has_a_cause():
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("module", [flash_attn, flash_attn_interface, flash_attention_amd], ids=lambda m: m.__name__)
+def test_api_page_has_every_public_function_with_its_docstring(module):
+    """`make docs` fails for a name of the page that is not there."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    public = {name: value for name, value in vars(module).items() if name[0] != "_" and callable(value)}
+    ours = {name: v for name, v in public.items() if v.__module__.startswith("flash_att") and name != "check_mask"}
+    assert len(ours) > 2
+    for name, value in ours.items():
+        assert f"\n::: {module.__name__}.{name}\n" in page, name
+        assert value.__doc__, name
 
 
 def test_site_has_every_page():

@@ -96,8 +96,9 @@ def test_dry_run_of_the_guides_example():
         assert {"gfx90a", "gfx942", "gfx1030", "gfx1100"} <= set(targets.partition("=")[2].split(";"))
 
 
-def test_dry_run_of_the_variant_with_triton():
-    printed = run("./build_rocm.sh", "2.8.3", "3.12", "2.9.1", "6.4", "--dry-run", BUILD_TRITON_BACKEND="true")
+@pytest.mark.parametrize("value", ["true", "TRUE", "1"])
+def test_dry_run_of_the_variant_with_triton(value):
+    printed = run("./build_rocm.sh", "2.8.3", "3.12", "2.9.1", "6.4", "--dry-run", BUILD_TRITON_BACKEND=value)
     assert "dist/flash_attn-2.8.3+rocm64torch2.9triton-cp312-cp312-linux_x86_64.whl" in printed
     assert "BUILD_TRITON_BACKEND=true" in printed
 
@@ -124,7 +125,12 @@ def test_targets_are_the_machines_own(tmp_path):
         (
             ["2.8.3", "3.11", "2.5.1", "6.2", "--dry-run"],
             {"BUILD_TRITON_BACKEND": "maybe"},
-            "accepted are true and false",
+            "BUILD_TRITON_BACKEND is 'maybe'; accepted, in any case, are true, 1, on, yes, and false, 0, off, no",
+        ),
+        (
+            ["2.8.3", "3.11", "2.5.1", "6.2", "--dry-run"],
+            {"MAX_JOBS": "all"},
+            "MAX_JOBS is 'all'; it must be an integer",
         ),
         (["2.8.3", "3.11", "2.5.1", "6.2", "--dry-run"], {"MAX_JOBS": ""}, None),
     ],
@@ -137,6 +143,23 @@ def test_what_build_rocm_refuses(arguments, environment, words):
 def test_help_of_the_scripts():
     assert "<flash-attn-version> <python-version> <torch-version> <rocm-version>" in run("./build_rocm.sh", "--help")
     assert "tools/wheel.sh check WHEEL" in run("tools/wheel.sh", status=2)
+    printed = run(sys.executable, "create_matrix.py", "--help")
+    assert all(option in printed for option in ("--filter", "--excluded", "--check"))
+
+
+@pytest.mark.parametrize("gate, accepted", [("==2.8.3", True), ("<=2.8.3", True), (">=2.8.3,<2.8.4", True),
+                                            ("===2.8.3", False)])  # fmt: skip
+def test_what_the_label_costs_in_requirements(gate, accepted):
+    specifiers = pytest.importorskip("packaging.specifiers", reason="packaging knows the rules of version numbers")
+    assert f"flash_attn{gate}`" in (ROOT / "docs" / "install-amd.md").read_text()
+    assert specifiers.SpecifierSet(gate).contains("2.8.3")
+    assert specifiers.SpecifierSet(gate).contains("2.8.3+rocm62torch2.5") == accepted
+
+
+def test_what_the_label_costs_where_versions_are_compared():
+    version = pytest.importorskip("packaging.version", reason="packaging knows the rules of version numbers").Version
+    ours, bound, following = map(version, ("2.8.3+rocm62torch2.5", "2.8.3", "2.8.4"))
+    assert not ours <= bound and ours != bound and bound <= ours < following
 
 
 # Workflows
@@ -147,10 +170,22 @@ def yaml_of(path):
     return yaml.YAML(typ="safe").load(path.read_text())
 
 
+def check_schema(path, status=0):
+    """By the copy of the schema that check-jsonschema brings, so without a network."""
+    pytest.importorskip("check_jsonschema", reason="check-jsonschema holds the schema of workflows")
+    command = ("-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path))
+    return run(sys.executable, *command, status=status)
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_follow_githubs_schema(path):
-    pytest.importorskip("check_jsonschema", reason="check-jsonschema holds the schema of workflows")
-    run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path))
+    check_schema(path)
+
+
+def test_the_schema_notices_what_is_wrong(tmp_path):
+    broken = tmp_path / "broken.yml"
+    broken.write_text(WORKFLOWS[0].read_text().replace("runs-on:", "runs_on:"))
+    assert "runs_on" in check_schema(broken, status=1)
 
 
 def test_inputs_of_the_reusable_workflow():
@@ -177,14 +212,15 @@ def test_scripts_that_workflows_run_exist(path):
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_run_lines_are_scripts_that_ci_runs(path):
-    stages = (ROOT / "tools" / "test.sh").read_text()
+    stages = (ROOT / "tools" / "test.sh").read_text().split("test_wheel() {")[1].split("\n}\n")[0]
     lines = [line.split()[1:] for line in path.read_text().splitlines() if line.startswith("RUN")]
     assert lines
     for script, *arguments in lines:
         assert os.access(ROOT / script, os.X_OK), script
-        command = script if script != "tools/wheel.sh" else f"{script} {arguments[0]}"
+        # Of files, CI names others.
+        command = " ".join([script, *(word for word in arguments if "/" not in word and word != "dist")])
         in_check = command == "tools/wheel.sh install" and 'tools/wheel.sh" install' in (ROOT / script).read_text()
-        assert in_check or command in stages, f"CI does not run {command}"
+        assert in_check or re.search(rf"^ .*{command}( |$|;)", stages, re.MULTILINE), f"CI does not run {command}"
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

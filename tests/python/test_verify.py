@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import flash_attn
-from flash_attn import _native, testing, verify
+from flash_attn import _native, _raw, testing, verify
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = ["torch", "flash_attn", "device", "architecture", "backend symbol", "core library", "forward", "backward"]
@@ -84,6 +84,14 @@ def test_a_tree_without_a_build_that_hides_an_installed_package_says_so(tmp_path
     printed = run("-c", code, cwd=tree, PYTHONPATH=tmp_path / "site")
     assert f"imported from the source tree {tree / 'flash_attn'}, where nothing was built" in printed
     assert f"installed in {tmp_path / 'site' / 'flash_attn'}" in printed and "pip install -e ." in printed
+
+
+def test_hashes_of_code_that_does_not_run_are_not_shown(monkeypatch):
+    here = verify.find_place()
+    monkeypatch.setattr(_raw, "USE_TRITON_ROCM", True)
+    (line,) = verify._code(verify.Place("gpu", "cuda", "a GPU", "gfx942"))
+    assert line.good and "sha256" not in line.text and "Triton compiles" in line.text
+    assert here.kind == "gpu" or all("sha256" in line.text for line in verify._code(here))
 
 
 @pytest.mark.gpu
