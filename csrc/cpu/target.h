@@ -64,6 +64,9 @@ inline constexpr index_t kKeyAlign = 64;
 // Keys of a block that is read where it is: few, so that the next head of the same rows of memory follows soon.
 inline constexpr index_t kDirectKeys = 128;
 
+// Rows of K and V whose memory is asked for before their turn.
+inline constexpr index_t kRowsAhead = 72;
+
 FA_INLINE Tiles forward_tiles(index_t D, index_t Dv, index_t elem_size, index_t strip_rows) {
   const index_t keys = (index_t(512) << 10) / ((D + Dv) * elem_size) / kKeyAlign * kKeyAlign;
   // A strip's scores fit in L1: a limit for tiles, whose strips are high.
