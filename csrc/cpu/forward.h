@@ -4,8 +4,9 @@
 // Packed: a wave first packs K and V of its units, then runs tasks of (unit, query head of the group, block of
 // queries), each of which walks the key blocks it can see. In place and direct: tasks are (unit, range of keys), in
 // which all query heads of the group meet each key block; then the ranges of a unit are merged (flash-decoding,
-// https://pytorch.org/blog/flash-decoding). Either way a strip of kRows rows meets a whole key block, so that its
-// scores stay in L1 (forward_strips.h).
+// https://pytorch.org/blog/flash-decoding). Packed or in place, a strip of kRows rows meets a whole key block, so that
+// its scores stay in L1 (forward_strips.h); direct, all key heads of a task meet a few keys at a time, so that memory
+// is read in its order (forward_direct.h).
 #pragma once
 
 #include "cpu/forward_direct.h"
@@ -121,8 +122,7 @@ class Forward {
   index_t slots_of(index_t most, index_t splits) const {
     if (plan_.approach != Approach::direct) return 1;
     index_t slots = min_of(p_.Hk, most);
-    while (slots > 1 &&
-           (p_.Hk % slots > 0 || units_.count() * splits < 4 * slots * index_t(executor_.num_threads)))
+    while (slots > 1 && (p_.Hk % slots > 0 || units_.count() * splits < 4 * slots * index_t(executor_.num_threads)))
       --slots;
     return slots;
   }

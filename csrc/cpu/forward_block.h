@@ -89,6 +89,7 @@ struct ForwardScratch {
   Real* scores;           // kRows x keys; when direct queries x keys, a block's own
   Elem* probabilities;    // likewise; the memory of scores when they are of the same type
   Columns* columns;       // of each strip of a block, when direct
+  Real* sums;             // queries x sums_stride, when direct: what a key block adds to o
   std::uint8_t* dropout;  // a bit each: keys, rounded up to 256
   Real* addend;           // keys, when there is a bias or a mask
   index_t bytes;
@@ -155,6 +156,7 @@ struct ForwardPlan {
     s.scores = c.take<Real>(scores);
     s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(scores);
     s.columns = c.take<Columns>(direct ? queries / kRows : 0);
+    s.sums = c.take<Real>(direct ? queries * sums_stride<Target>(p.Dv) : 0);
     s.dropout = c.take<std::uint8_t>(round_up(tiles.keys, 256) / 8);
     s.addend = c.take<Real>(addend.given() ? tiles.keys : 0);
     s.bytes = c.used();
@@ -173,6 +175,7 @@ struct ForwardPlan {
       s.scores += queries * tiles.keys;
       s.probabilities += queries * tiles.keys;
       s.columns += queries / kRows;
+      s.sums += queries * sums_stride<Target>(p.Dv);
     }
     return s;
   }

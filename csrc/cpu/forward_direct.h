@@ -14,15 +14,15 @@ class ForwardDirect {
   using Block = ForwardBlock<Target>;
   using Scratch = ForwardScratch<Target>;
   static constexpr index_t kRows = Target::kRows;
-  static constexpr index_t kTile = 8;           // Keys that all heads meet before the next ones.
-  static constexpr index_t kPageBytes = 4096;   // Of address translation.
+  static constexpr index_t kTileRows = 64;     // Rows that all heads of a task meet before the next ones.
+  static constexpr index_t kPageBytes = 4096;  // Of address translation.
 
  public:
   ForwardDirect(const ForwardPlan<Target>& plan, const ForwardStrips<Target>& strips)
       : plan_(plan),
         p_(plan.p),
         strips_(strips),
-        heads_per_page_(max_of<index_t>(1, kPageBytes / max_of<index_t>(1, p_.k.head_stride * plan.format.size))) {}
+        rows_per_page_(max_of<index_t>(1, kPageBytes / max_of<index_t>(1, p_.k.row_stride * plan.format.size))) {}
 
   // The rows of `count` neighbouring key heads of a sequence against key blocks [key_blocks.begin, key_blocks.end), as
   // far as they see any. Scratch is that of the first.
@@ -45,8 +45,6 @@ class ForwardDirect {
     const void* const* rows;
     index_t values;  // Column n is row n for K, row values + n for V.
     index_t next;    // Row of the next block's first key.
-
-    FA_INLINE bool is_value(index_t row) const { return row >= next - values && row < next; }
   };
 
   // Sets the columns of each strip; returns what any of them sees.
@@ -88,36 +86,42 @@ class ForwardDirect {
     }
   }
 
-  // Asks for share `i` of `count` of what kTile rows of the heads need, in the memory's order. Far before, one line per
-  // page of memory is asked for, whose address translation costs as much as the rest when pages are in random order.
+  // Keys that `count` heads meet before the next ones.
+  static FA_INLINE index_t tile_of(index_t count) { return max_of<index_t>(8, kTileRows / count / 8 * 8); }
+
+  // Asks for share `i` of `count` of what the heads need in the tile after the one that starts at `row`, in the
+  // memory's order. Far before, for one line per page of memory: when pages are in random order, translating their
+  // addresses takes longer than reading them.
   FA_INLINE void ask(const Stream& stream, index_t row, index_t i, index_t count) const {
-    const index_t size = plan_.format.size;
-    const auto at = [&](index_t n, index_t head) {
-      const index_t stride = (stream.is_value(n) ? p_.v : p_.k).head_stride;
-      return static_cast<const char*>(stream.rows[n]) + head * stride * size;
-    };
-    index_t n = row + kTile + kTile * i / count, head = kTile * i % count;
-    for (index_t cell = 0; cell < kTile; ++cell) {
-      const char* const features = at(n, head);
-      const index_t bytes = (stream.is_value(n) ? p_.Dv : p_.D) * size;
+    const index_t tile = tile_of(count), first = tile * i / count, last = max_of(first + 1, tile * (i + 1) / count);
+    const bool values = row + tile >= stream.next - stream.values && row + tile < stream.next;
+    const Operand& x = values ? p_.v : p_.k;
+    const index_t size = plan_.format.size, step = x.head_stride * size, bytes = (values ? p_.Dv : p_.D) * size;
+    const void* const* const rows = stream.rows + row + tile;
+    index_t n = first, head = tile * i % count;
+    const index_t far_head = head;
+    for (index_t cell = 0; cell < tile; ++cell) {
+      const char* const features = static_cast<const char*>(rows[n]) + head * step;
       for (index_t byte = 0; byte < bytes; byte += kCacheLine) FA_PREFETCH(features + byte);
       if (++head == count) ++n, head = 0;
     }
-    if (i % heads_per_page_ == 0)
-      for (index_t far = row + kRowsAhead - kTile; far < row + kRowsAhead; ++far) FA_PREFETCH(at(far, i));
+    const void* const* const far = stream.rows + row + kRowsAhead - tile;
+    for (n = round_up(first, rows_per_page_); n < last; n += rows_per_page_)
+      FA_PREFETCH(static_cast<const char*>(far[n]) + far_head * step);
   }
 
-  // product(s, r, columns) for each strip r of each head, a few columns at a time; column n is row first + n.
+  // product(s, r, columns) for each strip r of each head, a tile of columns at a time; column n is row first + n.
   template <class Product>
   FA_INLINE void walk(index_t count, Range seen, const Stream& stream, index_t first, const Scratch& scratch,
                       const Product& product) const {
-    for (index_t n = seen.begin / kTile * kTile; n < seen.end; n += kTile)
+    const index_t tile = tile_of(count);
+    for (index_t n = seen.begin / tile * tile; n < seen.end; n += tile)
       for (index_t i = 0; i < count; ++i) {
         const Scratch s = plan_.slot(scratch, i);
         ask(stream, max_of(n, seen.begin) + first, i, count);
         for (index_t r = 0; r < s.block->rows; r += kRows) {
           const Columns& c = s.columns[r / kRows];
-          const Range columns{max_of(n, c.begin), min_of(n + kTile, min_of(c.end, c.keys))};
+          const Range columns{max_of(n, c.begin), min_of(n + tile, min_of(c.end, c.keys))};
           if (!columns.empty()) product(s, r, columns);
         }
       }
@@ -142,18 +146,25 @@ class ForwardDirect {
   }
 
   void multiply_values(index_t count, Range seen, const Stream& stream, const Scratch& scratch) const {
+    const index_t stride = sums_stride<Target>(p_.Dv);
     walk(count, seen, stream, stream.values, scratch, [&](const Scratch& s, index_t r, Range columns) {
       const index_t offset = (s.block->h - scratch.block->h) / p_.group() * p_.v.head_stride;
       plan_.products.accumulate(s.probabilities + r * plan_.tiles.keys, plan_.tiles.keys,
                                 {stream.rows + stream.values, offset}, columns.begin, columns.end, p_.Dv,
-                                s.o + r * plan_.o_stride, plan_.o_stride);
+                                s.sums + r * stride, columns.begin == s.columns[r / kRows].begin);
     });
+    for (index_t i = 0; i < count; ++i) {
+      const Scratch s = plan_.slot(scratch, i);
+      for (index_t r = 0; r < s.block->rows; r += kRows)
+        if (s.columns[r / kRows].begin < s.columns[r / kRows].end)
+          plan_.products.add(s.sums + r * stride, p_.Dv, s.o + r * plan_.o_stride, plan_.o_stride);
+    }
   }
 
   const ForwardPlan<Target>& plan_;
   const Problem& p_;
   const ForwardStrips<Target>& strips_;
-  const index_t heads_per_page_;
+  const index_t rows_per_page_;
 };
 
 }  // namespace flash_attn::cpu

@@ -21,11 +21,7 @@ class ForwardStrips {
 
  public:
   explicit ForwardStrips(const ForwardPlan<Target>& plan)
-      : plan_(plan),
-        f_(plan.f),
-        p_(plan.p),
-        addend_(plan.addend),
-        tiles_(plan.tiles) {}
+      : plan_(plan), f_(plan.f), p_(plan.p), addend_(plan.addend), tiles_(plan.tiles) {}
 
   // All rows of a block against key blocks [key_blocks.begin, key_blocks.end), as far as they see any.
   void attend(const Block& block, Range key_blocks, const Scratch& s) const {
