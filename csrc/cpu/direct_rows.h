@@ -1,5 +1,5 @@
-// Products with the rows of K and V where they are in memory, for strips that meet each key once: nothing is packed,
-// and a row is read once from memory. Rows are given by their addresses, so that pages cost nothing.
+// Products with a few rows of K and V where they are in memory, for strips that meet each key once: nothing is packed.
+// Rows are given by their addresses, so that pages cost nothing.
 #pragma once
 
 #include "cpu/pack.h"
@@ -62,14 +62,6 @@ struct DirectFormat<Target<SimdT, Bf16Pairs, Rows, PanelVectors>, BFloat16> {
 };
 #endif
 
-// Keys ahead of the one in work whose rows are asked for: what the caches' own prefetchers miss where rows lie far
-// apart.
-inline constexpr index_t kPrefetchKeys = 16;
-
-FA_INLINE void prefetch_row(const void* row, index_t bytes) {
-  for (index_t byte = 0; byte < bytes; byte += 64) FA_PREFETCH(static_cast<const char*>(row) + byte);
-}
-
 // sum[i * N + k] += q[i] . row[k] over features [d, d + kLength); `left` is how many there are, if not all.
 template <class Target, class T, int R, int N, class... Left>
 FA_INLINE void dot_step(const typename Target::Elem* q, index_t q_stride, const T* const* row, index_t d,
@@ -83,10 +75,21 @@ FA_INLINE void dot_step(const typename Target::Elem* q, index_t q_stride, const 
   }
 }
 
+// Rows of K or V: those of a key head start `offset` elements after the addresses.
+struct DirectRows {
+  const void* const* address;
+  index_t offset;
+
+  template <class T>
+  FA_INLINE const T* row(index_t n) const {
+    return static_cast<const T*>(address[n]) + offset;
+  }
+};
+
 // scores[r * ld + n] = q[r] . rows[n] for the kRows queries of a strip and n in [begin, end).
 template <class Target, class T>
-void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const T* const* rows, index_t begin,
-              index_t end, typename Target::Real* scores, index_t ld) {
+void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, DirectRows rows, index_t begin, index_t end,
+              typename Target::Real* scores, index_t ld) {
   using Direct = DirectFormat<Target, T>;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
@@ -95,10 +98,7 @@ void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const
   const index_t whole = D / Direct::kLength * Direct::kLength;
   for (index_t n = begin; n < end; n += N) {
     const T* row[N];
-    for (int k = 0; k < N; ++k) {
-      row[k] = rows[min_of(n + k, end - 1)];
-      if (n + k + kPrefetchKeys < end) prefetch_row(rows[n + k + kPrefetchKeys], D * index_t(sizeof(T)));
-    }
+    for (int k = 0; k < N; ++k) row[k] = rows.row<T>(min_of(n + k, end - 1));
     for (int r = 0; r < Target::kRows; r += R) {
       V sum[W];
       for (int i = 0; i < W; ++i) sum[i] = V(typename Target::Real(0));
@@ -118,23 +118,28 @@ void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const
   }
 }
 
-// o[r][at .. at + N * W) += sum over n in [begin, end) of p[r * ld + n] * rows[n][at ..], for not more than
-// kStepsPerSum steps; p is 0 at `end` where kStep does not divide it. Whole: there are that many features.
+// Sums over keys are kept as the instructions leave them, in rows of whole pairs of vectors.
+template <class Target>
+FA_INLINE index_t sums_stride(index_t features) {
+  return round_up(features, 2 * Target::Simd::W);
+}
+
+// sums[r][at .. at + N * W) += sum over n in [begin, end) of p[r * ld + n] * rows[n][at ..]; p is 0 at `end` where
+// kStep does not divide it. Fresh: they are 0 before. Whole: there are that many features.
 template <class Target, class T, int N, bool Whole>
-FA_INLINE void accumulate_columns(const typename Target::Elem* p, index_t ld, const T* const* rows, index_t begin,
-                                  index_t end, index_t at, index_t features, typename Target::Real* o,
-                                  index_t o_stride) {
+FA_INLINE void accumulate_columns(const typename Target::Elem* p, index_t ld, DirectRows rows, index_t begin,
+                                  index_t end, index_t at, index_t features, typename Target::Real* sums, bool fresh) {
   using Direct = DirectFormat<Target, T>;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   constexpr index_t kStep = Target::Format::kStep;
+  const index_t stride = sums_stride<Target>(features);
   V sum[Target::kRows][N];
   for (int r = 0; r < Target::kRows; ++r)
-    for (int c = 0; c < N; ++c) sum[r][c] = V(typename Target::Real(0));
+    for (int c = 0; c < N; ++c)
+      sum[r][c] = fresh ? V(typename Target::Real(0)) : Simd::load(sums + r * stride + at + c * Simd::W);
   for (index_t n = begin; n < end; n += kStep) {
-    const T* const row[2] = {rows[n], rows[min_of(n + kStep - 1, end - 1)]};
-    for (index_t k = n + kPrefetchKeys; at == 0 && k < min_of(n + kPrefetchKeys + kStep, end); ++k)
-      prefetch_row(rows[k], features * index_t(sizeof(T)));
+    const T* const row[2] = {rows.row<T>(n), rows.row<T>(min_of(n + kStep - 1, end - 1))};
     decltype(Direct::load(row[0])) column[N];
     for (int c = 0; c < N; c += Direct::kVectors) {
       const index_t from = at + c * Simd::W;
@@ -148,60 +153,54 @@ FA_INLINE void accumulate_columns(const typename Target::Elem* p, index_t ld, co
       for (int c = 0; c < N; ++c) sum[r][c] = Target::Format::multiply_add(weight, column[c], sum[r][c]);
     }
   }
-  const index_t vectors = Whole ? N : ceil_div(features - at, Simd::W);
-  for (int r = 0; r < Target::kRows; ++r) {
-    for (int c = 0; c < N; c += Direct::kVectors) Direct::in_order(sum[r] + c);
-    for (int c = 0; c < N; ++c) {
-      if (!Whole && c >= vectors) break;
-      auto* const to = o + r * o_stride + at + c * Simd::W;
-      Simd::store(to, Simd::load(to) + sum[r][c]);
-    }
-  }
+  for (int r = 0; r < Target::kRows; ++r)
+    for (int c = 0; c < N; ++c) Simd::store(sums + r * stride + at + c * Simd::W, sum[r][c]);
 }
 
-// o[r] += sum over n in [begin, end) of p[r * ld + n] * rows[n]; begin is a multiple of kStep. As in the micro-kernel,
-// sums of kStepsPerSum steps are formed by themselves. All features of some keys come before the next keys, so that a
-// row is in the cache while it is in use.
+// sums[r] += sum over n in [begin, end) of p[r * ld + n] * rows[n] for the kRows queries of a strip; begin is a
+// multiple of kStep. Fresh: sums are 0 before.
 template <class Target, class T>
-void accumulate_rows(const typename Target::Elem* p, index_t ld, const T* const* rows, index_t begin, index_t end,
-                     index_t features, typename Target::Real* o, index_t o_stride) {
-  constexpr index_t kSum = kStepsPerSum * Target::Format::kStep, W = Target::Simd::W;
+void accumulate_rows(const typename Target::Elem* p, index_t ld, DirectRows rows, index_t begin, index_t end,
+                     index_t features, typename Target::Real* sums, bool fresh) {
+  constexpr index_t W = Target::Simd::W;
   constexpr int kWide = Target::kPanelVectors, kNarrow = kWide > 2 ? 2 : kWide;
-  for (index_t n = begin; n < end;) {
-    const index_t last = min_of(end, (n / kSum + 1) * kSum);
-    index_t at = 0;
-    for (; at + kWide * W <= features; at += kWide * W)
-      accumulate_columns<Target, T, kWide, true>(p, ld, rows, n, last, at, features, o, o_stride);
-    for (; at < features; at += kNarrow * W)
-      accumulate_columns<Target, T, kNarrow, false>(p, ld, rows, n, last, at, features, o, o_stride);
-    n = last;
-  }
+  index_t at = 0;
+  for (; at + kWide * W <= features; at += kWide * W)
+    accumulate_columns<Target, T, kWide, true>(p, ld, rows, begin, end, at, features, sums, fresh);
+  for (; at < features; at += kNarrow * W)
+    accumulate_columns<Target, T, kNarrow, false>(p, ld, rows, begin, end, at, features, sums, fresh);
 }
 
-// The two products for a tensor's dtype, chosen once per call; none for tiles.
+// o[r] += sums[r].
+template <class Target, class T>
+void add_sums(const typename Target::Real* sums, index_t features, typename Target::Real* o, index_t o_stride) {
+  using Direct = DirectFormat<Target, T>;
+  using Simd = typename Target::Simd;
+  for (int r = 0; r < Target::kRows; ++r, o += o_stride, sums += sums_stride<Target>(features))
+    for (index_t at = 0; at < features; at += Direct::kVectors * Simd::W) {
+      typename Simd::V part[Direct::kVectors];
+      for (int c = 0; c < Direct::kVectors; ++c) part[c] = Simd::load(sums + at + c * Simd::W);
+      Direct::in_order(part);
+      for (int c = 0; c < Direct::kVectors && at + c * Simd::W < features; ++c)
+        Simd::store(o + at + c * Simd::W, Simd::load(o + at + c * Simd::W) + part[c]);
+    }
+}
+
+// The products for a tensor's dtype, chosen once per call; none for tiles.
 template <class Target>
 struct DirectProducts {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
-  void (*dots)(const Elem* q, index_t q_stride, index_t D, const void* const* rows, index_t begin, index_t end,
-               Real* scores, index_t ld);
-  void (*accumulate)(const Elem* p, index_t ld, const void* const* rows, index_t begin, index_t end, index_t features,
-                     Real* o, index_t o_stride);
+  void (*dots)(const Elem* q, index_t q_stride, index_t D, DirectRows rows, index_t begin, index_t end, Real* scores,
+               index_t ld);
+  void (*accumulate)(const Elem* p, index_t ld, DirectRows rows, index_t begin, index_t end, index_t features,
+                     Real* sums, bool fresh);
+  void (*add)(const Real* sums, index_t features, Real* o, index_t o_stride);
 };
 
 template <class Target, class T>
 DirectProducts<Target> direct_products_of() {
-  using Elem = typename Target::Elem;
-  using Real = typename Target::Real;
-  return {[](const Elem* q, index_t q_stride, index_t D, const void* const* rows, index_t begin, index_t end,
-             Real* scores, index_t ld) {
-            dot_rows<Target, T>(q, q_stride, D, reinterpret_cast<const T* const*>(rows), begin, end, scores, ld);
-          },
-          [](const Elem* p, index_t ld, const void* const* rows, index_t begin, index_t end, index_t features, Real* o,
-             index_t o_stride) {
-            accumulate_rows<Target, T>(p, ld, reinterpret_cast<const T* const*>(rows), begin, end, features, o,
-                                       o_stride);
-          }};
+  return {dot_rows<Target, T>, accumulate_rows<Target, T>, add_sums<Target, T>};
 }
 
 template <class Target>

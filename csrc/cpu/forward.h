@@ -4,11 +4,12 @@
 // Packed: a wave first packs K and V of its units, then runs tasks of (unit, query head of the group, block of
 // queries), each of which walks the key blocks it can see. In place and direct: tasks are (unit, range of keys), in
 // which all query heads of the group meet each key block; then the ranges of a unit are merged (flash-decoding,
-// https://pytorch.org/blog/flash-decoding). Either way a strip of kRows rows meets a whole key block, so that its
-// scores stay in L1 (forward_strips.h).
+// https://pytorch.org/blog/flash-decoding). Packed or in place, a strip of kRows rows meets a whole key block, so that
+// its scores stay in L1 (forward_strips.h); direct, all key heads of a task meet a few keys at a time, so that memory
+// is read in its order (forward_direct.h).
 #pragma once
 
-#include "cpu/forward_strips.h"
+#include "cpu/forward_direct.h"
 
 namespace flash_attn::cpu {
 
@@ -31,7 +32,8 @@ class Forward {
         executor_(executor),
         units_(units),
         plan_(f_, executor, approach, units),
-        strips_(plan_) {}
+        strips_(plan_),
+        direct_(plan_, strips_) {}
 
   void run() {
     if (plan_.approach == Approach::packed)
@@ -82,10 +84,10 @@ class Forward {
     const index_t splits =
         max_of<index_t>(1, min_of<index_t>(p_.num_splits > 0 ? p_.num_splits : by_default, plan_.key_blocks));
     const index_t partial_bytes = plan_.carve_partial(nullptr).bytes;
-    const index_t wave = units_.wave(splits * partial_bytes);
-    const index_t slots = slots_of(wave, splits);
+    const index_t fit = units_.wave(splits * partial_bytes), slots = slots_of(fit, splits);
+    const index_t wave = fit / slots * slots;
     const index_t scratch_bytes = plan_.carve(nullptr, slots).bytes;
-    const int workers = worker_count(executor_, ceil_div(wave, slots) * splits);
+    const int workers = worker_count(executor_, wave / slots * splits);
     const Workspace memory(workers * scratch_bytes + (splits > 1 ? wave * splits * partial_bytes : 0));
     const auto scratch = [&](int worker) { return plan_.carve(memory.data() + worker * scratch_bytes, slots); };
     const auto partial = [&](index_t unit, index_t split) {
@@ -94,12 +96,12 @@ class Forward {
 
     for (index_t first = 0; first < units_.count(); first += wave) {
       const index_t n = min_of(wave, units_.count() - first);
-      parallel_for(executor_, ceil_div(n, slots) * splits, [&](index_t task, int worker) {
-        const index_t unit = task / splits * slots, split = task % splits, count = min_of(slots, n - unit);
+      parallel_for(executor_, n / slots * splits, [&](index_t task, int worker) {
+        const index_t unit = task / splits * slots, split = task % splits;
         const Scratch s = scratch(worker);
         [[maybe_unused]] const typename Target::Tiles::Session session;
-        attend_range(first + unit, count, split, splits, s);
-        for (index_t i = 0; i < count; ++i)
+        attend_range(first + unit, slots, split, splits, s);
+        for (index_t i = 0; i < slots; ++i)
           if (splits == 1)
             finish(s.block[i], plan_.slot(s, i));
           else
@@ -115,11 +117,13 @@ class Forward {
     }
   }
 
-  // Key heads that a task works on side by side when it reads K and V directly: their rows are neighbours in memory,
-  // which is then read almost in its order. Fewer where tasks would not suffice for the threads.
-  index_t slots_of(index_t wave, index_t splits) const {
-    index_t slots = plan_.approach == Approach::direct ? min_of(p_.Hk, wave) : 1;
-    while (slots > 1 && units_.count() * splits < 4 * slots * index_t(executor_.num_threads)) slots /= 2;
+  // Key heads that a task works on side by side when it reads K and V directly; they are of one sequence. Fewer where
+  // tasks would not suffice for the threads.
+  index_t slots_of(index_t most, index_t splits) const {
+    if (plan_.approach != Approach::direct) return 1;
+    index_t slots = min_of(p_.Hk, most);
+    while (slots > 1 && (p_.Hk % slots > 0 || units_.count() * splits < 4 * slots * index_t(executor_.num_threads)))
+      --slots;
     return slots;
   }
 
@@ -127,8 +131,10 @@ class Forward {
   void attend_range(index_t unit, index_t count, index_t split, index_t splits, const Scratch& s) const {
     const Range blocks{split * plan_.key_blocks / splits, (split + 1) * plan_.key_blocks / splits};
     for (index_t i = 0; i < count; ++i) begin(unit + i, 0, 0, plan_.slot(s, i));
-    for (index_t kb = blocks.begin; kb < blocks.end; ++kb)
-      for (index_t i = 0; i < count; ++i) strips_.attend(s.block[i], {kb, kb + 1}, plan_.slot(s, i));
+    if (plan_.approach == Approach::direct)
+      direct_.attend(count, blocks, s);
+    else
+      strips_.attend(*s.block, blocks, s);
   }
 
   void pack(index_t unit, index_t kb, Elem* block, const Scratch& s) const {
@@ -206,6 +212,7 @@ class Forward {
   const Units& units_;
   const ForwardPlan<Target> plan_;
   const ForwardStrips<Target> strips_;
+  const ForwardDirect<Target> direct_;
 };
 
 // Each approach runs over the sequences that it is for, of those whose rows per key head are in `rows`.

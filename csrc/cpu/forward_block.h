@@ -62,6 +62,14 @@ struct ForwardBlock {
   }
 };
 
+// The part of a key block that a strip of rows sees, as columns of the block.
+struct Columns {
+  index_t origin;       // Key of column 0.
+  index_t begin, end;   // Whole vectors around what is visible; none: nothing is.
+  index_t first, last;  // The panels that cover them.
+  index_t keys;         // Keys in the block.
+};
+
 // The memory of a worker.
 template <class Target>
 struct ForwardScratch {
@@ -75,13 +83,15 @@ struct ForwardScratch {
   Real* o;                 // queries x o_stride
   SoftmaxState<Real>* state;
   // Of whatever is in work.
-  Elem* staging;                  // see PackedKeys
-  Elem* packed;                   // a key block, when packed in place
-  const void **k_rows, **v_rows;  // addresses of a block's keys, when direct
-  Real* scores;                   // kRows x keys
-  Elem* probabilities;            // kRows x keys; the memory of scores when they are of the same type
-  std::uint8_t* dropout;          // a bit each: keys, rounded up to 256
-  Real* addend;                   // keys, when there is a bias or a mask
+  Elem* staging;          // see PackedKeys
+  Elem* packed;           // a key block, when packed in place
+  const void** stream;    // see ForwardDirect
+  Real* scores;           // kRows x keys; when direct queries x keys, a block's own
+  Elem* probabilities;    // likewise; the memory of scores when they are of the same type
+  Columns* columns;       // of each strip of a block, when direct
+  Real* sums;             // queries x sums_stride, when direct: what a key block adds to o
+  std::uint8_t* dropout;  // a bit each: keys, rounded up to 256
+  Real* addend;           // keys, when there is a bias or a mask
   index_t bytes;
 };
 
@@ -141,10 +151,12 @@ struct ForwardPlan {
     s.state = c.take<SoftmaxState<Real>>(queries);
     s.staging = c.take<Elem>(direct ? 0 : packed.staging_elems());
     s.packed = c.take<Elem>(approach == Approach::in_place ? packed.block_elems() : 0);
-    s.k_rows = c.take<const void*>(direct ? tiles.keys : 0);
-    s.v_rows = c.take<const void*>(direct ? tiles.keys : 0);
-    s.scores = c.take<Real>(kRows * tiles.keys);
-    s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * tiles.keys);
+    s.stream = c.take<const void*>(direct ? 2 * tiles.keys + kRowsAhead : 0);
+    const index_t scores = (direct ? queries : kRows) * tiles.keys;
+    s.scores = c.take<Real>(scores);
+    s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(scores);
+    s.columns = c.take<Columns>(direct ? queries / kRows : 0);
+    s.sums = c.take<Real>(direct ? queries * sums_stride<Target>(p.Dv) : 0);
     s.dropout = c.take<std::uint8_t>(round_up(tiles.keys, 256) / 8);
     s.addend = c.take<Real>(addend.given() ? tiles.keys : 0);
     s.bytes = c.used();
@@ -159,6 +171,12 @@ struct ForwardPlan {
     s.rows += queries * q_stride;
     s.o += queries * o_stride;
     s.state += queries;
+    if (approach == Approach::direct) {
+      s.scores += queries * tiles.keys;
+      s.probabilities += queries * tiles.keys;
+      s.columns += queries / kRows;
+      s.sums += queries * sums_stride<Target>(p.Dv);
+    }
     return s;
   }
 

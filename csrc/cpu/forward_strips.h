@@ -21,12 +21,7 @@ class ForwardStrips {
 
  public:
   explicit ForwardStrips(const ForwardPlan<Target>& plan)
-      : plan_(plan),
-        f_(plan.f),
-        p_(plan.p),
-        addend_(plan.addend),
-        tiles_(plan.tiles),
-        direct_(plan.approach == Approach::direct) {}
+      : plan_(plan), f_(plan.f), p_(plan.p), addend_(plan.addend), tiles_(plan.tiles) {}
 
   // All rows of a block against key blocks [key_blocks.begin, key_blocks.end), as far as they see any.
   void attend(const Block& block, Range key_blocks, const Scratch& s) const {
@@ -35,7 +30,6 @@ class ForwardStrips {
     const index_t last = min_of(key_blocks.end, ceil_div(block.keys.end, tiles_.keys));
     for (index_t kb = first; kb < last; ++kb) {
       if (hidden(block, kb)) continue;
-      if (direct_) find_rows(block, kb, s);
       if (plan_.approach == Approach::in_place) pack_seen(block, kb, s);
       load_shared_addend(block, kb, s);
       for (index_t r = 0; r < block.rows; r += kRows) strip(block, kb, r, s);
@@ -56,40 +50,6 @@ class ForwardStrips {
     }
   }
 
- private:
-  // The keys of a block that some row sees, as columns of the block.
-  Range seen_columns(const Block& block, index_t kb) const {
-    const index_t origin = kb * tiles_.keys;
-    return {max_of<index_t>(block.keys.begin - origin, 0),
-            min_of(block.keys.end - origin, plan_.keys_of(block.sequence, kb))};
-  }
-
-  void find_rows(const Block& block, index_t kb, const Scratch& s) const {
-    const index_t origin = kb * tiles_.keys, hk = block.h / p_.group(), size = plan_.format.size;
-    const Range seen = seen_columns(block, kb);
-    const index_t begin = seen.begin / W * W, keys = plan_.keys_of(block.sequence, kb);
-    for (index_t n = begin; n < keys;) {
-      const KeyRun run = p_.keys_from(block.sequence, block.b, origin + n);
-      const char* k = row_at(p_.k, size, run.batch, run.row, hk);
-      const char* v = row_at(p_.v, size, run.batch, run.row, hk);
-      for (const index_t end = min_of(n + run.count, keys); n < end; ++n) {
-        s.k_rows[n] = k;
-        s.v_rows[n] = v;
-        if (n - begin < kPrefetchKeys) {
-          prefetch_row(k, p_.D * size);
-          prefetch_row(v, p_.Dv * size);
-        }
-        k += p_.k.row_stride * size;
-        v += p_.v.row_stride * size;
-      }
-    }
-  }
-
-  void pack_seen(const Block& block, index_t kb, const Scratch& s) const {
-    plan_.packed.pack(block.b, block.h / p_.group(), kb * tiles_.keys, plan_.keys_of(block.sequence, kb),
-                      seen_columns(block, kb), block.packed, s.staging);
-  }
-
   // Whether the mask hides a whole key block from all rows.
   bool hidden(const Block& block, index_t kb) const {
     if (!block.rules[0].mask.given()) return false;
@@ -100,22 +60,6 @@ class ForwardStrips {
     return true;
   }
 
-  // Whether what is added to the scores of a key block is the same for all rows.
-  FA_INLINE bool shares_addend(const Block& block) const { return !addend_.per_query() && block.heads == 1; }
-  void load_shared_addend(const Block& block, index_t kb, const Scratch& s) const {
-    const index_t origin = kb * tiles_.keys;
-    if (addend_.given() && shares_addend(block))
-      addend_.row(block.rules[0], block.b, block.h, block.first, 0,
-                  {origin, origin + plan_.keys_of(block.sequence, kb)}, s.addend);
-  }
-
-  // The part of a key block that a strip of rows sees, as columns of the block.
-  struct Columns {
-    index_t origin;       // Key of column 0.
-    index_t begin, end;   // Whole vectors around what is visible.
-    index_t first, last;  // The panels that cover them.
-    index_t keys;         // Keys in the block.
-  };
   bool columns(const Block& block, index_t kb, Range rows, Columns& c) const {
     const Range seen = block.seen(rows);
     c.origin = kb * tiles_.keys;
@@ -130,34 +74,54 @@ class ForwardStrips {
     return true;
   }
 
-  void scores(const Block& block, index_t kb, index_t r, const Columns& c, const Scratch& s) const {
-    const Elem* const rows = s.rows + r * plan_.q_stride;
-    if (direct_)
-      plan_.products.dots(rows, plan_.q_stride, p_.D, s.k_rows, c.begin, min_of(c.end, c.keys), s.scores, tiles_.keys);
-    else
-      multiply_strip<Target, false>({rows, plan_.q_stride, kStep},
-                                    plan_.packed.k(block.packed + kb * block.packed_step, c.keys), 0,
-                                    plan_.packed.depth(), c.first, c.last, s.scores, tiles_.keys);
+  void load_shared_addend(const Block& block, index_t kb, const Scratch& s) const {
+    const index_t origin = kb * tiles_.keys;
+    if (addend_.given() && shares_addend(block))
+      addend_.row(block.rules[0], block.b, block.h, block.first, 0,
+                  {origin, origin + plan_.keys_of(block.sequence, kb)}, s.addend);
   }
 
-  void strip(const Block& block, index_t kb, index_t r, const Scratch& s) const {
-    const index_t rows = min_of(kRows, block.rows - r);
-    Columns c{};
-    if (!columns(block, kb, {r, r + rows}, c)) return;
-    scores(block, kb, r, c, s);
+  // Turns the scores of the strip at row r into probabilities, 0 in rows past the last.
+  void weigh(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
     for (index_t n = 0; n < kRows; ++n) {
-      if (n < rows)
+      if (r + n < block.rows)
         softmax(block, r + n, c, s.scores + n * tiles_.keys, s.probabilities + n * tiles_.keys, s);
       else
         fill(s.probabilities + n * tiles_.keys, c.begin, c.end, Elem{});
     }
-    Real* const o = s.o + r * plan_.o_stride;
-    if (direct_)
-      return plan_.products.accumulate(s.probabilities, tiles_.keys, s.v_rows, c.begin, min_of(c.end, c.keys), p_.Dv, o,
-                                       plan_.o_stride);
+  }
+
+ private:
+  // Whether what is added to the scores of a key block is the same for all rows.
+  FA_INLINE bool shares_addend(const Block& block) const { return !addend_.per_query() && block.heads == 1; }
+
+  // The keys of a block that some row sees, as columns of the block.
+  Range seen_columns(const Block& block, index_t kb) const {
+    const index_t origin = kb * tiles_.keys;
+    return {max_of<index_t>(block.keys.begin - origin, 0),
+            min_of(block.keys.end - origin, plan_.keys_of(block.sequence, kb))};
+  }
+
+  void pack_seen(const Block& block, index_t kb, const Scratch& s) const {
+    plan_.packed.pack(block.b, block.h / p_.group(), kb * tiles_.keys, plan_.keys_of(block.sequence, kb),
+                      seen_columns(block, kb), block.packed, s.staging);
+  }
+
+  void scores(const Block& block, index_t kb, index_t r, const Columns& c, const Scratch& s) const {
+    const Elem* const rows = s.rows + r * plan_.q_stride;
+    multiply_strip<Target, false>({rows, plan_.q_stride, kStep},
+                                  plan_.packed.k(block.packed + kb * block.packed_step, c.keys), 0,
+                                  plan_.packed.depth(), c.first, c.last, s.scores, tiles_.keys);
+  }
+
+  void strip(const Block& block, index_t kb, index_t r, const Scratch& s) const {
+    Columns c{};
+    if (!columns(block, kb, {r, min_of(r + kRows, block.rows)}, c)) return;
+    scores(block, kb, r, c, s);
+    weigh(block, r, c, s);
     const Panels<Target> v = plan_.packed.v(block.packed + kb * block.packed_step, c.keys);
-    multiply_strip<Target, true>({s.probabilities + c.begin, tiles_.keys, kStep}, v, c.begin, c.end, 0, v.count(), o,
-                                 plan_.o_stride);
+    multiply_strip<Target, true>({s.probabilities + c.begin, tiles_.keys, kStep}, v, c.begin, c.end, 0, v.count(),
+                                 s.o + r * plan_.o_stride, plan_.o_stride);
   }
 
   struct Scaled {
@@ -249,7 +213,6 @@ class ForwardStrips {
   const Problem& p_;
   const Addend<Target>& addend_;
   const Tiles tiles_;
-  const bool direct_;
 };
 
 }  // namespace flash_attn::cpu

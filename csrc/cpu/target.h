@@ -61,8 +61,11 @@ struct Tiles {
 // dV (backward) in half of a 1 MB L2.
 inline constexpr index_t kKeyAlign = 64;
 
-// Keys of a block that is read where it is: few, so that the next head of the same rows of memory follows soon.
+// Keys of a block that is read where it is: few, so that the scores of all heads that meet it stay in the cache.
 inline constexpr index_t kDirectKeys = 128;
+
+// Rows of K or V up to which memory is asked for before its turn, counted from the tile in work.
+inline constexpr index_t kRowsAhead = 128;
 
 FA_INLINE Tiles forward_tiles(index_t D, index_t Dv, index_t elem_size, index_t strip_rows) {
   const index_t keys = (index_t(512) << 10) / ((D + Dv) * elem_size) / kKeyAlign * kKeyAlign;

@@ -1,0 +1,170 @@
+// Few rows against keys and values where they are in memory, as in decoding.
+//
+// That is a matter of reading memory, which goes fastest in the memory's order: the key heads of a task, neighbours
+// there, meet a few keys after another side by side, first as K, then as V.
+#pragma once
+
+#include "cpu/forward_strips.h"
+
+namespace flash_attn::cpu {
+
+template <class Target>
+class ForwardDirect {
+  using Real = typename Target::Real;
+  using Block = ForwardBlock<Target>;
+  using Scratch = ForwardScratch<Target>;
+  static constexpr index_t kRows = Target::kRows;
+  static constexpr index_t kTileRows = 64;     // Rows that all heads of a task meet before the next ones.
+  static constexpr index_t kPageBytes = 4096;  // Of address translation.
+
+ public:
+  ForwardDirect(const ForwardPlan<Target>& plan, const ForwardStrips<Target>& strips)
+      : plan_(plan),
+        p_(plan.p),
+        strips_(strips),
+        rows_per_page_(max_of<index_t>(1, kPageBytes / max_of<index_t>(1, p_.k.row_stride * plan.format.size))) {}
+
+  // The rows of `count` neighbouring key heads of a sequence against key blocks [key_blocks.begin, key_blocks.end), as
+  // far as they see any. Scratch is that of the first.
+  void attend(index_t count, Range key_blocks, const Scratch& s) const {
+    if (s.block->rows == 0) return;
+    for (index_t kb = key_blocks.begin; kb < key_blocks.end; ++kb) {
+      const Range seen = find_columns(count, kb, s);
+      if (seen.empty()) continue;
+      const Stream stream = find_rows(*s.block, kb, seen, kb + 1 < key_blocks.end, s);
+      multiply_keys(count, seen, stream, s);
+      for (index_t i = 0; i < count; ++i) weigh(kb, plan_.slot(s, i));
+      multiply_values(count, seen, stream, s);
+    }
+  }
+
+ private:
+  // Addresses of rows, of the first head, in the order of their use: keys and values of the columns `seen` of a block,
+  // then the first keys of the next block.
+  struct Stream {
+    const void* const* rows;
+    index_t values;  // Column n is row n for K, row values + n for V.
+    index_t next;    // Row of the next block's first key.
+  };
+
+  // Sets the columns of each strip; returns what any of them sees.
+  Range find_columns(index_t count, index_t kb, const Scratch& scratch) const {
+    Range seen{plan_.tiles.keys, 0};
+    for (index_t i = 0; i < count; ++i) {
+      const Scratch s = plan_.slot(scratch, i);
+      const bool hidden = strips_.hidden(*s.block, kb);
+      for (index_t r = 0; r < s.block->rows; r += kRows) {
+        Columns& c = s.columns[r / kRows];
+        if (hidden || !strips_.columns(*s.block, kb, {r, min_of(r + kRows, s.block->rows)}, c)) {
+          c = {};
+          continue;
+        }
+        seen = {min_of(seen.begin, c.begin), max_of(seen.end, min_of(c.end, c.keys))};
+      }
+    }
+    return seen;
+  }
+
+  Stream find_rows(const Block& block, index_t kb, Range seen, bool more, const Scratch& s) const {
+    const index_t values = seen.end - seen.begin, next = seen.end + values, origin = kb * plan_.tiles.keys;
+    addresses(block, p_.k, origin + seen.begin, origin + seen.end, s.stream + seen.begin);
+    addresses(block, p_.v, origin + seen.begin, origin + seen.end, s.stream + seen.end);
+    const index_t after = origin + plan_.tiles.keys;
+    const index_t ahead = more ? max_of<index_t>(0, min_of(kRowsAhead, block.sequence.k_len - after)) : 0;
+    addresses(block, p_.k, after, after + ahead, s.stream + next);
+    for (index_t n = ahead; n < kRowsAhead; ++n) s.stream[next + n] = s.stream[next - 1];
+    return {s.stream, values, next};
+  }
+
+  void addresses(const Block& block, const Operand& x, index_t begin, index_t end, const void** to) const {
+    const index_t size = plan_.format.size;
+    while (begin < end) {
+      const KeyRun run = p_.keys_from(block.sequence, block.b, begin);
+      const char* row = row_at(x, size, run.batch, run.row, block.h / p_.group());
+      for (const index_t last = min_of(begin + run.count, end); begin < last; ++begin, row += x.row_stride * size)
+        *to++ = row;
+    }
+  }
+
+  // Keys that `count` heads meet before the next ones.
+  static FA_INLINE index_t tile_of(index_t count) { return max_of<index_t>(8, kTileRows / count / 8 * 8); }
+
+  // Asks for share `i` of `count` of what the heads need in the tile after the one that starts at `row`, in the
+  // memory's order. Far before, for one line per page of memory: when pages are in random order, translating their
+  // addresses takes longer than reading them.
+  FA_INLINE void ask(const Stream& stream, index_t row, index_t i, index_t count) const {
+    const index_t tile = tile_of(count), first = tile * i / count, last = max_of(first + 1, tile * (i + 1) / count);
+    const bool values = row + tile >= stream.next - stream.values && row + tile < stream.next;
+    const Operand& x = values ? p_.v : p_.k;
+    const index_t size = plan_.format.size, step = x.head_stride * size, bytes = (values ? p_.Dv : p_.D) * size;
+    const void* const* const rows = stream.rows + row + tile;
+    index_t n = first, head = tile * i % count;
+    const index_t far_head = head;
+    for (index_t cell = 0; cell < tile; ++cell) {
+      const char* const features = static_cast<const char*>(rows[n]) + head * step;
+      for (index_t byte = 0; byte < bytes; byte += kCacheLine) FA_PREFETCH(features + byte);
+      if (++head == count) ++n, head = 0;
+    }
+    const void* const* const far = stream.rows + row + kRowsAhead - tile;
+    for (n = round_up(first, rows_per_page_); n < last; n += rows_per_page_)
+      FA_PREFETCH(static_cast<const char*>(far[n]) + far_head * step);
+  }
+
+  // product(s, r, columns) for each strip r of each head, a tile of columns at a time; column n is row first + n.
+  template <class Product>
+  FA_INLINE void walk(index_t count, Range seen, const Stream& stream, index_t first, const Scratch& scratch,
+                      const Product& product) const {
+    const index_t tile = tile_of(count);
+    for (index_t n = seen.begin / tile * tile; n < seen.end; n += tile)
+      for (index_t i = 0; i < count; ++i) {
+        const Scratch s = plan_.slot(scratch, i);
+        ask(stream, max_of(n, seen.begin) + first, i, count);
+        for (index_t r = 0; r < s.block->rows; r += kRows) {
+          const Columns& c = s.columns[r / kRows];
+          const Range columns{max_of(n, c.begin), min_of(n + tile, min_of(c.end, c.keys))};
+          if (!columns.empty()) product(s, r, columns);
+        }
+      }
+  }
+
+  void multiply_keys(index_t count, Range seen, const Stream& stream, const Scratch& scratch) const {
+    walk(count, seen, stream, 0, scratch, [&](const Scratch& s, index_t r, Range columns) {
+      const index_t offset = (s.block->h - scratch.block->h) / p_.group() * p_.k.head_stride;
+      plan_.products.dots(s.rows + r * plan_.q_stride, plan_.q_stride, p_.D, {stream.rows, offset}, columns.begin,
+                          columns.end, s.scores + r * plan_.tiles.keys, plan_.tiles.keys);
+    });
+  }
+
+  void weigh(index_t kb, Scratch s) const {
+    strips_.load_shared_addend(*s.block, kb, s);
+    for (index_t r = 0; r < s.block->rows; r += kRows) {
+      const Columns& c = s.columns[r / kRows];
+      if (c.begin < c.end) strips_.weigh(*s.block, r, c, s);
+      s.scores += kRows * plan_.tiles.keys;
+      s.probabilities += kRows * plan_.tiles.keys;
+    }
+  }
+
+  void multiply_values(index_t count, Range seen, const Stream& stream, const Scratch& scratch) const {
+    const index_t stride = sums_stride<Target>(p_.Dv);
+    walk(count, seen, stream, stream.values, scratch, [&](const Scratch& s, index_t r, Range columns) {
+      const index_t offset = (s.block->h - scratch.block->h) / p_.group() * p_.v.head_stride;
+      plan_.products.accumulate(s.probabilities + r * plan_.tiles.keys, plan_.tiles.keys,
+                                {stream.rows + stream.values, offset}, columns.begin, columns.end, p_.Dv,
+                                s.sums + r * stride, columns.begin == s.columns[r / kRows].begin);
+    });
+    for (index_t i = 0; i < count; ++i) {
+      const Scratch s = plan_.slot(scratch, i);
+      for (index_t r = 0; r < s.block->rows; r += kRows)
+        if (s.columns[r / kRows].begin < s.columns[r / kRows].end)
+          plan_.products.add(s.sums + r * stride, p_.Dv, s.o + r * plan_.o_stride, plan_.o_stride);
+    }
+  }
+
+  const ForwardPlan<Target>& plan_;
+  const Problem& p_;
+  const ForwardStrips<Target>& strips_;
+  const index_t rows_per_page_;
+};
+
+}  // namespace flash_attn::cpu
