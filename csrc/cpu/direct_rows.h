@@ -66,10 +66,6 @@ struct DirectFormat<Target<SimdT, Bf16Pairs, Rows, PanelVectors>, BFloat16> {
 // apart.
 inline constexpr index_t kPrefetchKeys = 16;
 
-FA_INLINE void prefetch_row(const void* row, index_t bytes) {
-  for (index_t byte = 0; byte < bytes; byte += 64) FA_PREFETCH(static_cast<const char*>(row) + byte);
-}
-
 // sum[i * N + k] += q[i] . row[k] over features [d, d + kLength); `left` is how many there are, if not all.
 template <class Target, class T, int R, int N, class... Left>
 FA_INLINE void dot_step(const typename Target::Elem* q, index_t q_stride, const T* const* row, index_t d,
