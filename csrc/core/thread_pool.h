@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <vector>
 
 #include "core/platform.h"
 #include "flash_attn/attention.h"
@@ -33,6 +34,38 @@ void parallel_for(const Executor& executor, index_t n, const Task& task) {
       [](void* arg, int worker) {
         auto& s = *static_cast<Shared*>(arg);
         for (index_t i; (i = s.next.fetch_add(1, std::memory_order_relaxed)) < s.n;) (*s.task)(i, worker);
+      },
+      &shared);
+}
+
+// The same for `groups` groups of `size` tasks, group by group: a worker takes groups of its own, whose tasks share
+// what is in its caches, and helps the others when it has none left. Only the tasks of a group are handed out in order,
+// so a task may wait for smaller ones of its group.
+template <class Task>
+void parallel_for_groups(const Executor& executor, index_t groups, index_t size, const Task& task) {
+  const int workers = worker_count(executor, groups * size);
+  if (workers == 1 || executor.run == nullptr) return parallel_for(executor, groups * size, task);
+  struct alignas(64) Share {
+    std::atomic<index_t> next;
+    index_t end;
+  };
+  struct Shared {
+    std::vector<Share> shares;
+    const Task* task;
+  } shared{std::vector<Share>(static_cast<std::size_t>(workers)), &task};
+  for (index_t w = 0; w < workers; ++w) {
+    Share& share = shared.shares[static_cast<std::size_t>(w)];
+    share.next.store(w * groups / workers * size, std::memory_order_relaxed);
+    share.end = (w + 1) * groups / workers * size;
+  }
+  executor.run(
+      executor.context, workers,
+      [](void* arg, int worker) {
+        auto& s = *static_cast<Shared*>(arg);
+        for (std::size_t k = 0; k < s.shares.size(); ++k) {
+          Share& share = s.shares[(static_cast<std::size_t>(worker) + k) % s.shares.size()];
+          for (index_t i; (i = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) (*s.task)(i, worker);
+        }
       },
       &shared);
 }

@@ -1,19 +1,18 @@
 // Backward pass on the CPU: FlashAttention-2, Algorithm 2, stationary in dK and dV.
 //
-// A wave of (b, hk) units packs Q and dO of its query heads, then runs tasks of (unit, key block). A task walks the
-// query heads of the group and their query blocks, last to first, strip by strip of kRows keys: S^T = K Q^T and dP^T =
-// V dO^T with queries in the lanes, element-wise P^T and dS^T, dV += P^T dO, dK += dS^T Q; then dQ += dS K for the
-// whole query block.
+// A wave of (b, hk) units runs tasks of (unit, key block). A task walks the query heads of the group and their query
+// blocks, last to first, packing Q and dO of those that no task has met before, and strip by strip of kRows keys: S^T =
+// K Q^T and dP^T = V dO^T with queries in the lanes, element-wise P^T and dS^T, dV += P^T dO, dK += dS^T Q; then dQ +=
+// dS K for the whole query block.
 //
 // dQ rows are shared by key blocks. They are added in the order of the key blocks, by turns, so the sum never depends
 // on threads; tasks are handed out in that order, so whoever is waited for is running. No gradient uses atomics.
 #pragma once
 
-#include <atomic>
 #include <new>
-#include <thread>
 
 #include "core/thread_pool.h"
+#include "cpu/backward_block.h"
 #include "cpu/dropout_bits.h"
 #include "cpu/pack.h"
 #include "cpu/score_gradients.h"
@@ -32,7 +31,9 @@ class Backward {
   using V = typename Simd::V;
   using Format = typename Target::Format;
   static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows;
-  static constexpr index_t kDepth = Target::kDepth, kWidth = Target::kWidth;
+  static constexpr index_t kDepth = Target::kDepth, kWidth = Target::kWidth, kCut = kDepthCut<Target>;
+  using QueryBlock = BackwardBlock<Target>;
+  using Scratch = BackwardScratch<Target>;
   static constexpr bool kInPlace = std::is_same_v<Elem, Real>;
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
@@ -61,7 +62,7 @@ class Backward {
 
     const index_t per_unit = p_.group() * query_blocks_;
     const index_t block_bytes = carve_block(nullptr).bytes, scratch_bytes = carve_scratch(nullptr).bytes;
-    const index_t wave = units_.wave(per_unit * block_bytes);
+    const index_t wave = units_.wave(per_unit * block_bytes, key_blocks_, executor_.num_threads);
     const int workers = worker_count(executor_, wave * max_of(per_unit, key_blocks_));
     const Workspace memory(wave * per_unit * block_bytes + workers * scratch_bytes);
     const auto block = [&](index_t i) { return carve_block(memory.data() + i * block_bytes); };
@@ -71,46 +72,28 @@ class Backward {
 
     for (index_t first = 0; first < units_.count(); first += wave) {
       const index_t n = min_of(wave, units_.count() - first);
-      parallel_for(executor_, n * per_unit, [&](index_t task, int worker) {
-        const index_t in_unit = task % per_unit;
-        pack(first + task / per_unit, in_unit / query_blocks_, in_unit % query_blocks_, block(task), scratch(worker));
-      });
-      // As many units side by side as there are workers: neighbours in time then do not wait for each other's dQ, and
-      // what is in work at a time stays in the cache.
-      const Abreast tasks{n, key_blocks_, min_of<index_t>(workers, n)};
-      parallel_for(executor_, n * key_blocks_, [&](index_t task, int worker) {
-        const auto [unit, kb] = tasks[task];
-        const auto block_of = [&, unit = unit](index_t g, index_t qb) {
+      for (index_t i = 0; i < n * per_unit; ++i) new (block(i).packed) OnDemand;
+      // Each worker on units of its own: neighbours in time then do not wait for each other's dQ, and what is in work
+      // at a time stays in the cache. With fewer units, these side by side.
+      const bool own = n >= workers;
+      parallel_for_groups(executor_, own ? n : 1, own ? key_blocks_ : n * key_blocks_, [&](index_t task, int worker) {
+        const index_t unit = own ? task / key_blocks_ : task % n, kb = own ? task % key_blocks_ : task / n;
+        const auto block_of = [&](index_t g, index_t qb) {
           return block((unit * p_.group() + g) * query_blocks_ + qb);
         };
         key_block(first + unit, kb, block_of, scratch(worker));
+      });
+      // Those that see no keys.
+      parallel_for(executor_, n * per_unit, [&](index_t task, int worker) {
+        const index_t in_unit = task % per_unit;
+        Rows r{};
+        if (rows_of(first + task / per_unit, in_unit / query_blocks_, in_unit % query_blocks_, r) && r.keys.empty())
+          pack(r, block(task), scratch(worker));
       });
     }
   }
 
  private:
-  // Packed operands and row statistics of one (query head, query block).
-  struct QueryBlock {
-    Elem *q_transposed, *dout_transposed;  // B operands with queries in the lanes: (D, queries), (Dv, queries)
-    Elem *q_direct, *dout_direct;          // B operands with features in the lanes: (queries, D), (queries, Dv)
-    Real *lse_log2, *delta;                // queries
-    Real* dq;                              // queries x stride
-    std::atomic<index_t>* turn;            // The key block whose contribution to dq comes next.
-    index_t bytes;
-  };
-  struct Scratch {
-    Elem *rows, *k, *v;      // keys (or queries, in rows) x stride: multiplicands
-    Elem* k_direct;          // B operand (keys, D)
-    Real *dk, *dv;           // keys x stride
-    Real *scores, *dp;       // kRows x queries each: S^T then P^T; dP^T then dS^T
-    Elem *p_rows, *ds_rows;  // kRows x queries, as multiplicands; the memory of scores and dp when kInPlace
-    Elem* ds;                // keys x queries: dS^T of the whole key block, as A operand of dQ
-    std::uint8_t* dropout;   // keys x queries, a bit each
-    Real* addend;            // keys x queries, when there are bias, mask or row bounds; keys if alike for all queries
-    Real* addend_rows;       // W x keys
-    index_t bytes;
-  };
-
   QueryBlock carve_block(char* base) const {
     Carver c(base);
     QueryBlock q{};
@@ -123,6 +106,7 @@ class Backward {
     q.delta = c.take<Real>(n);
     q.dq = c.take<Real>(round_up(n, kRows) * stride_);
     q.turn = c.take<std::atomic<index_t>>(1);
+    q.packed = c.take<OnDemand>(1);
     q.bytes = c.used();
     return q;
   }
@@ -167,9 +151,7 @@ class Backward {
     return true;
   }
 
-  void pack(index_t unit, index_t g, index_t query_block, const QueryBlock& q, const Scratch& s) const {
-    Rows r{};
-    if (!rows_of(unit, g, query_block, r)) return;
+  void pack(const Rows& r, const QueryBlock& q, const Scratch& s) const {
     const index_t row = r.sequence.q_begin + r.first, padded = round_up(r.count, kWidth);
     row_statistics(r, q, s);
     new (q.turn) std::atomic<index_t>(r.keys.begin / tiles_.keys);
@@ -203,6 +185,9 @@ class Backward {
         continue;
       }
       const index_t row = r.sequence.q_begin + r.first + i;
+      if (i + kPrefetchRows < r.count)
+        for (const Operand* x : {&f_.dout, &f_.out})
+          prefetch_row(row_at(*x, format_.size, r.b, row + kPrefetchRows, r.h), p_.Dv * format_.size);
       Real sum = Real(0);
       for (index_t d = 0; d < p_.Dv; d += chunk) {
         const index_t n = min_of(chunk, p_.Dv - d);
@@ -241,14 +226,14 @@ class Backward {
       for (index_t qb = query_blocks_ - 1; qb >= 0; --qb) {
         Rows r{};
         if (!rows_of(unit, g, qb, r) || r.keys.begin >= first + keys || r.keys.end <= first) continue;
-        query_block(r, block_of(g, qb), kb, {first, first + keys}, s);
+        const QueryBlock q = block_of(g, qb);
+        q.packed->begin([&] { pack(r, q, s); });
+        q.packed->await();
+        query_block(r, q, kb, {first, first + keys}, s);
       }
 
-    for (index_t n = 0; n < keys; ++n) {
-      format_.store(s.dk + n * stride_, Real(p_.scale), p_.D, row_at(f_.dk, format_.size, b, row + n, hk));
-      format_.store(s.dv + n * v_stride_, Real(p_.dropout.keep_scale), p_.Dv,
-                    row_at(f_.dv, format_.size, b, row + n, hk));
-    }
+    store_rows(s.dk, stride_, Real(p_.scale), f_.dk, p_.D, b, hk, row, keys);
+    store_rows(s.dv, v_stride_, Real(p_.dropout.keep_scale), f_.dv, p_.Dv, b, hk, row, keys);
   }
 
   void query_block(const Rows& r, const QueryBlock& q, index_t kb, Range keys, const Scratch& s) const {
@@ -278,17 +263,17 @@ class Backward {
     const index_t begin = max_of<index_t>(seen.begin - r.first, 0), end = min_of(seen.end - r.first, r.count);
     const bool any = begin < end;
     const Range c{any ? begin / kWidth * kWidth : 0, any ? round_up(end, kWidth) : 0};
-    score_gradients(s).clear(n, 0, c.begin);
-    score_gradients(s).clear(n, c.end, padded);
     if (!any) return;
+    // A strip of dQ whose first row or last row sees these keys may have others in the next vector.
+    score_gradients(s).clear(n, max_of<index_t>(c.begin - kWidth, 0), c.begin);
+    score_gradients(s).clear(n, c.end, min_of(c.end + kWidth, padded));
 
     const Panels<Target> q_transposed{q.q_transposed, depth_, padded};
     const Panels<Target> dout_transposed{q.dout_transposed, v_depth_, padded};
-    const index_t first = q_transposed.at(c.begin), last = q_transposed.at(c.end - 1) + 1;
-    multiply_strip<Target, false>({s.k + n * stride_, stride_, kStep}, q_transposed, 0, depth_, first, last, s.scores,
-                                  ld);
-    multiply_strip<Target, false>({s.v + n * v_stride_, v_stride_, kStep}, dout_transposed, 0, v_depth_, first, last,
-                                  s.dp, ld);
+    multiply_strip<Target, false>({s.k + n * stride_, stride_, kStep}, q_transposed, 0, depth_, c.begin, c.end,
+                                  s.scores + c.begin, ld);
+    multiply_strip<Target, false>({s.v + n * v_stride_, v_stride_, kStep}, dout_transposed, 0, v_depth_, c.begin, c.end,
+                                  s.dp + c.begin, ld);
     for (index_t t = 0; t < kRows; ++t) {
       if (t < rows)
         gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld / 8,
@@ -298,10 +283,11 @@ class Backward {
     }
     to_multiplicands(n, c, s);
     const Panels<Target> dout_direct{q.dout_direct, padded, v_stride_}, q_direct{q.q_direct, padded, stride_};
-    multiply_strip<Target, true>({s.p_rows + c.begin, ld, kStep}, dout_direct, c.begin, c.end, 0, dout_direct.count(),
+    const index_t from = begin / kCut * kCut, to = min_of(round_up(end, kCut), c.end);
+    multiply_strip<Target, true>({s.p_rows + from, ld, kStep}, dout_direct, from, to, 0, v_stride_,
                                  s.dv + n * v_stride_, v_stride_);
-    multiply_strip<Target, true>({s.ds_rows + c.begin, ld, kStep}, q_direct, c.begin, c.end, 0, q_direct.count(),
-                                 s.dk + n * stride_, stride_);
+    multiply_strip<Target, true>({s.ds_rows + from, ld, kStep}, q_direct, from, to, 0, stride_, s.dk + n * stride_,
+                                 stride_);
   }
 
   // One key: x holds q.k and becomes the (dropped) probability, y holds dout.v and becomes d(scale * q.k).
@@ -330,10 +316,17 @@ class Backward {
     const Range seen = rule.visible_queries(j);
     const index_t begin = min_of(max_of(seen.begin - r.first, c.begin), c.end);
     const index_t end = max_of(min_of(seen.end - r.first, c.end), begin);
-    for (Real* row : {x, y}) {
-      fill(row, c.begin, begin, Real(0));
-      fill(row, end, c.end, Real(0));
-    }
+    const index_t inner = min_of(round_up(begin, W), c.end), inner_end = max_of(end / W * W, inner);
+    const auto clear = [&](index_t from, index_t to) {
+      for (index_t n = from; n < to; n += W) {
+        const V query = V(Real(n)) + Simd::iota(), zero = V(Real(0));
+        for (Real* row : {x, y})
+          Simd::store(row + n, select_less(query, V(Real(begin)), zero,
+                                           select_less(query, V(Real(end)), Simd::load(row + n), zero)));
+      }
+    };
+    clear(c.begin, inner);
+    clear(inner_end, c.end);
   }
 
   void to_multiplicands(index_t n, Range c, const Scratch& s) const {
@@ -359,15 +352,23 @@ class Backward {
       const index_t begin = max_of<index_t>(seen.begin - keys.begin, 0) / kDepth * kDepth;
       const index_t end = min_of(round_up(max_of<index_t>(seen.end - keys.begin, 0), kDepth), padded);
       if (begin >= end) continue;
-      multiply_strip<Target, true>(score_gradients(s).rows(i, begin), k_direct, begin, end, 0, k_direct.count(),
+      multiply_strip<Target, true>(score_gradients(s).rows(i, begin), k_direct, begin, end, 0, stride_,
                                    q.dq + i * stride_, stride_);
     }
   }
 
   void store_dq(const Rows& r, const QueryBlock& q) const {
-    for (index_t i = 0; i < r.count; ++i)
-      format_.store(q.dq + i * stride_, Real(p_.scale), p_.D,
-                    row_at(f_.dq, format_.size, r.b, r.sequence.q_begin + r.first + i, r.h));
+    store_rows(q.dq, stride_, Real(p_.scale), f_.dq, p_.D, r.b, r.h, r.sequence.q_begin + r.first, r.count);
+  }
+
+  // rows * factor into rows first .. first + count - 1 of x.
+  void store_rows(const Real* rows, index_t stride, Real factor, const Operand& x, index_t features, index_t b,
+                  index_t h, index_t first, index_t count) const {
+    for (index_t n = 0; n < count; ++n) {
+      if (n + kPrefetchRows < count)
+        prefetch_row(row_at(x, format_.size, b, first + n + kPrefetchRows, h), features * format_.size);
+      format_.store(rows + n * stride, factor, features, row_at(x, format_.size, b, first + n, h));
+    }
   }
 
   const BackwardProblem& f_;

@@ -1,8 +1,8 @@
 // Forward pass on the CPU: FlashAttention-2, Algorithm 1, over strips.
 //
 // Work is cut into waves of (b, hk) units, which reach K and V by one of three approaches (forward_block.h).
-// Packed: a wave first packs K and V of its units, then runs tasks of (unit, query head of the group, block of
-// queries), each of which walks the key blocks it can see. In place and direct: tasks are (unit, range of keys), in
+// Packed: a wave runs tasks of (unit, query head of the group, block of queries), each of which packs what it sees of K
+// and V, as far as no other has, and walks its key blocks. In place and direct: tasks are (unit, range of keys), in
 // which all query heads of the group meet each key block; then the ranges of a unit are merged (flash-decoding,
 // https://pytorch.org/blog/flash-decoding). Packed or in place, a strip of kRows rows meets a whole key block, so that
 // its scores stay in L1 (forward_strips.h); direct, all key heads of a task meet a few keys at a time, so that memory
@@ -10,6 +10,7 @@
 #pragma once
 
 #include "cpu/forward_direct.h"
+#include "cpu/on_demand.h"
 
 namespace flash_attn::cpu {
 
@@ -24,6 +25,7 @@ class Forward {
   using Partial = ForwardPartial<Target>;
   static constexpr index_t W = Simd::W, kRows = Target::kRows;
   static constexpr index_t kSplitKeys = 1024;  // Keys of a range that is merged with others.
+  static constexpr index_t kPackedKeys = 128;  // Keys that are packed by one worker.
 
  public:
   Forward(const ForwardProblem& forward, const Executor& executor, Approach approach, const Units& units)
@@ -44,33 +46,36 @@ class Forward {
 
  private:
   void run_packed() {
-    const index_t unit_elems = plan_.key_blocks * plan_.packed.block_elems();
-    const index_t wave = units_.wave(unit_elems * index_t(sizeof(Elem)));
+    const index_t unit_elems = plan_.packed.block_elems();
     const index_t per_unit = p_.group() * plan_.query_blocks;
-    const int workers = worker_count(executor_, wave * max_of(per_unit, plan_.key_blocks));
-    const index_t packed_bytes = round_up(wave * unit_elems * index_t(sizeof(Elem)), kCacheLine);
+    const index_t wave = units_.wave(unit_elems * index_t(sizeof(Elem)), per_unit, executor_.num_threads);
+    const int workers = worker_count(executor_, wave * per_unit);
+    const index_t parts = ceil_div(units_.longest_k(), kPackedKeys);
+    Carver sizes;
+    sizes.take<Elem>(wave * unit_elems);
+    sizes.take<OnDemand>(wave * parts);
     const index_t scratch_bytes = plan_.carve(nullptr, 1).bytes;
-    const Workspace memory(packed_bytes + workers * scratch_bytes);
-    auto* const packed = reinterpret_cast<Elem*>(memory.data());
+    const Workspace memory(sizes.used() + workers * scratch_bytes);
+    Carver carver(memory.data());
+    auto* const packed = carver.take<Elem>(wave * unit_elems);
+    auto* const part = carver.take<OnDemand>(wave * parts);
     const auto scratch = [&](int worker) {
-      return plan_.carve(memory.data() + packed_bytes + worker * scratch_bytes, 1);
+      return plan_.carve(memory.data() + carver.used() + worker * scratch_bytes, 1);
     };
 
     for (index_t first = 0; first < units_.count(); first += wave) {
       const index_t n = min_of(wave, units_.count() - first);
-      parallel_for(executor_, n * plan_.key_blocks, [&](index_t task, int worker) {
-        const index_t unit = task / plan_.key_blocks, kb = task % plan_.key_blocks;
-        pack(first + unit, kb, packed + unit * unit_elems + kb * plan_.packed.block_elems(), scratch(worker));
-      });
+      for (index_t i = 0; i < n * parts; ++i) new (part + i) OnDemand;
       // Late query blocks see most keys under a causal mask: they go first, so that no thread ends on a long one.
-      parallel_for(executor_, n * per_unit, [&](index_t task, int worker) {
+      parallel_for_groups(executor_, n * per_unit, 1, [&](index_t task, int worker) {
         const index_t unit = task / per_unit, g = task % per_unit / plan_.query_blocks;
         const Scratch s = scratch(worker);
         [[maybe_unused]] const typename Target::Tiles::Session session;
         Block& block = begin(first + unit, g, plan_.query_blocks - 1 - task % plan_.query_blocks, s);
+        if (block.rows == 0) return;
         block.packed = packed + unit * unit_elems;
-        block.packed_step = plan_.packed.block_elems();
-        strips_.attend(block, {0, plan_.key_blocks}, s);
+        pack(block, part + unit * parts, s);
+        strips_.attend(block, {plan_.first_key(block), block.keys.end}, s);
         finish(block, s);
         if (f_.s_dmask) strips_.write_dmask(block, s);
       });
@@ -84,8 +89,8 @@ class Forward {
     const index_t splits =
         max_of<index_t>(1, min_of<index_t>(p_.num_splits > 0 ? p_.num_splits : by_default, plan_.key_blocks));
     const index_t partial_bytes = plan_.carve_partial(nullptr).bytes;
-    const index_t fit = units_.wave(splits * partial_bytes), slots = slots_of(fit, splits);
-    const index_t wave = fit / slots * slots;
+    const index_t fit = units_.wave(splits * partial_bytes, splits, executor_.num_threads);
+    const index_t slots = slots_of(fit, splits), wave = fit / slots * slots;
     const index_t scratch_bytes = plan_.carve(nullptr, slots).bytes;
     const int workers = worker_count(executor_, wave / slots * splits);
     const Workspace memory(workers * scratch_bytes + (splits > 1 ? wave * splits * partial_bytes : 0));
@@ -129,17 +134,27 @@ class Forward {
 
   // Key blocks of range `split` of `splits`, for `count` units.
   void attend_range(index_t unit, index_t count, index_t split, index_t splits, const Scratch& s) const {
-    const Range blocks{split * plan_.key_blocks / splits, (split + 1) * plan_.key_blocks / splits};
+    const index_t keys = plan_.tiles.keys, blocks = plan_.key_blocks;
+    const Range range{split * blocks / splits * keys, (split + 1) * blocks / splits * keys};
     for (index_t i = 0; i < count; ++i) begin(unit + i, 0, 0, plan_.slot(s, i));
     if (plan_.approach == Approach::direct)
-      direct_.attend(count, blocks, s);
+      direct_.attend(count, range, s);
     else
-      strips_.attend(*s.block, blocks, s);
+      strips_.attend(*s.block, range, s);
   }
 
-  void pack(index_t unit, index_t kb, Elem* block, const Scratch& s) const {
-    const index_t b = units_.b(unit), keys = plan_.keys_of(p_.sequence(b), kb);
-    if (keys > 0) plan_.packed.pack(b, units_.hk(unit), kb * plan_.tiles.keys, keys, {0, keys}, block, s.staging);
+  // What the rows of a block see of its unit, unless that is packed. Parts that others are packing come last.
+  void pack(const Block& block, OnDemand* parts, const Scratch& s) const {
+    if (block.keys.empty()) return;
+    constexpr index_t kPanels = kPackedKeys / Target::kPanel;
+    const Panels<Target> k = plan_.packed.k(block.packed, block.sequence.k_len);
+    const Range seen{k.at(block.keys.begin) / kPanels, k.at(block.keys.end - 1) / kPanels + 1};
+    for (index_t n = seen.begin; n < seen.end; ++n)
+      parts[n].begin([&] {
+        plan_.packed.pack(block.b, block.h / p_.group(), 0, block.sequence.k_len, {n * kPanels, (n + 1) * kPanels},
+                          block.packed, s.staging);
+      });
+    for (index_t n = seen.begin; n < seen.end; ++n) parts[n].await();
   }
 
   // Sets up a block, which may have no rows, and an empty state of its rows.
@@ -193,8 +208,12 @@ class Forward {
   }
 
   void finish(const Block& block, const Scratch& s) const {
+    const auto out = [&](index_t r) {
+      return row_at(f_.out, plan_.format.size, block.b, block.sequence.q_begin + block.query(r), block.head(r));
+    };
     for (index_t r = 0; r < block.rows; ++r) {
       const index_t h = block.head(r), i = block.query(r);
+      if (r + kPrefetchRows < block.rows) prefetch_row(out(r + kPrefetchRows), p_.Dv * plan_.format.size);
       SoftmaxState<Real>& state = s.state[r];
       // The sink is one more key, of value 0.
       const SoftmaxState<Real> sink{p_.sink ? sink_log2<Target>(p_, h) : Real(0), Real(1)};
@@ -202,7 +221,7 @@ class Forward {
       if (p_.sink && sink.m > -std::numeric_limits<Real>::infinity()) state.merge(sink, factor, unused);
       static_cast<Real*>(f_.lse)[p_.lse_offset(block.b, h) + i] = state.lse();
       plan_.format.store(s.o + r * plan_.o_stride, factor * state.finish() * Real(p_.dropout.keep_scale), p_.Dv,
-                         row_at(f_.out, plan_.format.size, block.b, block.sequence.q_begin + i, h));
+                         out(r));
     }
   }
 

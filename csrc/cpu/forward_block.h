@@ -40,8 +40,7 @@ struct ForwardBlock {
   Sequence sequence;
   const ScoreRule<Real>* rules;  // heads
   typename Target::Elem* packed;
-  index_t packed_step;  // Between key blocks; 0 where there is one at a time.
-  Range keys;           // What its rows see.
+  Range keys;  // What its rows see.
 
   FA_INLINE index_t head(index_t r) const { return heads == 1 ? h : h + r % heads; }
   FA_INLINE index_t query(index_t r) const { return first + (heads == 1 ? r : r / heads); }
@@ -64,10 +63,10 @@ struct ForwardBlock {
 
 // The part of a key block that a strip of rows sees, as columns of the block.
 struct Columns {
-  index_t origin;       // Key of column 0.
-  index_t begin, end;   // Whole vectors around what is visible; none: nothing is.
-  index_t first, last;  // The panels that cover them.
-  index_t keys;         // Keys in the block.
+  index_t origin;      // Key of column 0.
+  index_t begin, end;  // Whole vectors around what is visible; none: nothing is.
+  Range seen;          // A bit more than what is visible, zeros elsewhere in P.
+  index_t keys;        // Keys in the block.
 };
 
 // The memory of a worker.
@@ -119,7 +118,7 @@ struct ForwardPlan {
         addend(p),
         heads(how == Approach::packed ? 1 : p.group()),
         tiles(tiles_for(executor.num_threads)),
-        packed(p, format, tiles.keys),
+        packed(p, format, how == Approach::packed ? round_up(units.longest_k(), kKeyAlign) : tiles.keys),
         q_stride(round_up(p.D, kWidth)),
         o_stride(round_up(p.Dv, kWidth)),
         query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)),
@@ -189,9 +188,17 @@ struct ForwardPlan {
     return part;
   }
 
-  // Keys of block kb; none or fewer past the end of a sequence.
-  FA_INLINE index_t keys_of(const Sequence& sequence, index_t kb) const {
-    return min_of(tiles.keys, sequence.k_len - kb * tiles.keys);
+  // Keys of the block that begins at key `origin`; none or fewer past the end of a sequence.
+  FA_INLINE index_t keys_of(const Sequence& sequence, index_t origin) const {
+    return min_of(tiles.keys, sequence.k_len - origin);
+  }
+
+  // Where packed key blocks begin for a block of rows: with what the first of its neighbours up to a multiple of
+  // kQueryAlign see, whatever part of those the block holds. Rows of a window then meet one or two blocks.
+  FA_INLINE index_t first_key(const ForwardBlock<Target>& block) const {
+    const index_t begin = block.first / kQueryAlign * kQueryAlign;
+    const index_t end = min_of(begin + kQueryAlign, block.sequence.q_len);
+    return block.rules[0].visible_keys(Range{begin, end}).begin / kKeyAlign * kKeyAlign;
   }
 
   const ForwardProblem& f;

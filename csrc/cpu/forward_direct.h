@@ -24,16 +24,16 @@ class ForwardDirect {
         strips_(strips),
         rows_per_page_(max_of<index_t>(1, kPageBytes / max_of<index_t>(1, p_.k.row_stride * plan.format.size))) {}
 
-  // The rows of `count` neighbouring key heads of a sequence against key blocks [key_blocks.begin, key_blocks.end), as
-  // far as they see any. Scratch is that of the first.
-  void attend(index_t count, Range key_blocks, const Scratch& s) const {
+  // The rows of `count` neighbouring key heads of a sequence against key blocks from key keys.begin to keys.end, as far
+  // as they see any. Scratch is that of the first.
+  void attend(index_t count, Range keys, const Scratch& s) const {
     if (s.block->rows == 0) return;
-    for (index_t kb = key_blocks.begin; kb < key_blocks.end; ++kb) {
-      const Range seen = find_columns(count, kb, s);
+    for (index_t origin = keys.begin; origin < keys.end; origin += plan_.tiles.keys) {
+      const Range seen = find_columns(count, origin, s);
       if (seen.empty()) continue;
-      const Stream stream = find_rows(*s.block, kb, seen, kb + 1 < key_blocks.end, s);
+      const Stream stream = find_rows(*s.block, origin, seen, origin + plan_.tiles.keys < keys.end, s);
       multiply_keys(count, seen, stream, s);
-      for (index_t i = 0; i < count; ++i) weigh(kb, plan_.slot(s, i));
+      for (index_t i = 0; i < count; ++i) weigh(origin, plan_.slot(s, i));
       multiply_values(count, seen, stream, s);
     }
   }
@@ -48,14 +48,14 @@ class ForwardDirect {
   };
 
   // Sets the columns of each strip; returns what any of them sees.
-  Range find_columns(index_t count, index_t kb, const Scratch& scratch) const {
+  Range find_columns(index_t count, index_t origin, const Scratch& scratch) const {
     Range seen{plan_.tiles.keys, 0};
     for (index_t i = 0; i < count; ++i) {
       const Scratch s = plan_.slot(scratch, i);
-      const bool hidden = strips_.hidden(*s.block, kb);
+      const bool hidden = origin >= s.block->keys.end || strips_.hidden(*s.block, origin);
       for (index_t r = 0; r < s.block->rows; r += kRows) {
         Columns& c = s.columns[r / kRows];
-        if (hidden || !strips_.columns(*s.block, kb, {r, min_of(r + kRows, s.block->rows)}, c)) {
+        if (hidden || !strips_.columns(*s.block, origin, {r, min_of(r + kRows, s.block->rows)}, c)) {
           c = {};
           continue;
         }
@@ -65,8 +65,8 @@ class ForwardDirect {
     return seen;
   }
 
-  Stream find_rows(const Block& block, index_t kb, Range seen, bool more, const Scratch& s) const {
-    const index_t values = seen.end - seen.begin, next = seen.end + values, origin = kb * plan_.tiles.keys;
+  Stream find_rows(const Block& block, index_t origin, Range seen, bool more, const Scratch& s) const {
+    const index_t values = seen.end - seen.begin, next = seen.end + values;
     addresses(block, p_.k, origin + seen.begin, origin + seen.end, s.stream + seen.begin);
     addresses(block, p_.v, origin + seen.begin, origin + seen.end, s.stream + seen.end);
     const index_t after = origin + plan_.tiles.keys;
@@ -135,8 +135,8 @@ class ForwardDirect {
     });
   }
 
-  void weigh(index_t kb, Scratch s) const {
-    strips_.load_shared_addend(*s.block, kb, s);
+  void weigh(index_t origin, Scratch s) const {
+    strips_.load_shared_addend(*s.block, origin, s);
     for (index_t r = 0; r < s.block->rows; r += kRows) {
       const Columns& c = s.columns[r / kRows];
       if (c.begin < c.end) strips_.weigh(*s.block, r, c, s);

@@ -18,67 +18,63 @@ class ForwardStrips {
   using Block = ForwardBlock<Target>;
   using Scratch = ForwardScratch<Target>;
   static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows, kWidth = Target::kWidth;
+  static constexpr index_t kCut = kDepthCut<Target>;
 
  public:
   explicit ForwardStrips(const ForwardPlan<Target>& plan)
       : plan_(plan), f_(plan.f), p_(plan.p), addend_(plan.addend), tiles_(plan.tiles) {}
 
-  // All rows of a block against key blocks [key_blocks.begin, key_blocks.end), as far as they see any.
-  void attend(const Block& block, Range key_blocks, const Scratch& s) const {
+  // All rows of a block against key blocks from key keys.begin to keys.end, as far as they see any.
+  void attend(const Block& block, Range keys, const Scratch& s) const {
     if (block.rows == 0 || block.keys.empty()) return;
-    const index_t first = max_of(key_blocks.begin, block.keys.begin / tiles_.keys);
-    const index_t last = min_of(key_blocks.end, ceil_div(block.keys.end, tiles_.keys));
-    for (index_t kb = first; kb < last; ++kb) {
-      if (hidden(block, kb)) continue;
-      if (plan_.approach == Approach::in_place) pack_seen(block, kb, s);
-      load_shared_addend(block, kb, s);
-      for (index_t r = 0; r < block.rows; r += kRows) strip(block, kb, r, s);
+    for (index_t origin = keys.begin; origin < min_of(keys.end, block.keys.end); origin += tiles_.keys) {
+      if (origin + tiles_.keys <= block.keys.begin || hidden(block, origin)) continue;
+      if (plan_.approach == Approach::in_place) pack_seen(block, origin, s);
+      load_shared_addend(block, origin, s);
+      for (index_t r = 0; r < block.rows; r += kRows) strip(block, origin, r, s);
     }
   }
 
   // exp(score - row maximum), negative where dropped: a second walk, now that the maxima are known.
   void write_dmask(const Block& block, const Scratch& s) const {
-    for (index_t kb = 0; kb * tiles_.keys < block.keys.end; ++kb) {
-      load_shared_addend(block, kb, s);
+    for (index_t origin = plan_.first_key(block); origin < block.keys.end; origin += tiles_.keys) {
+      load_shared_addend(block, origin, s);
       for (index_t r = 0; r < block.rows; r += kRows) {
         const index_t rows = min_of(kRows, block.rows - r);
         Columns c{};
-        if (!columns(block, kb, {r, r + rows}, c)) continue;
-        scores(block, kb, r, c, s);
+        if (!columns(block, origin, {r, r + rows}, c)) continue;
+        scores(block, r, c, s);
         for (index_t n = 0; n < rows; ++n) write_dmask_row(block, r + n, c, s.scores + n * tiles_.keys, s);
       }
     }
   }
 
   // Whether the mask hides a whole key block from all rows.
-  bool hidden(const Block& block, index_t kb) const {
+  bool hidden(const Block& block, index_t origin) const {
     if (!block.rules[0].mask.given()) return false;
-    const Range keys{kb * tiles_.keys, kb * tiles_.keys + plan_.keys_of(block.sequence, kb)};
+    const Range keys{origin, origin + plan_.keys_of(block.sequence, origin)};
     const Range queries{block.first, block.query(block.rows - 1) + 1};
     for (index_t n = 0; n < block.heads; ++n)
       if (block.rules[n].cover(queries, keys) != Cover::none) return false;
     return true;
   }
 
-  bool columns(const Block& block, index_t kb, Range rows, Columns& c) const {
+  bool columns(const Block& block, index_t origin, Range rows, Columns& c) const {
     const Range seen = block.seen(rows);
-    c.origin = kb * tiles_.keys;
-    c.keys = plan_.keys_of(block.sequence, kb);
-    const index_t begin = max_of<index_t>(seen.begin - c.origin, 0), end = min_of(seen.end - c.origin, c.keys);
+    c.origin = origin;
+    c.keys = plan_.keys_of(block.sequence, origin);
+    const index_t begin = max_of<index_t>(seen.begin - origin, 0), end = min_of(seen.end - origin, c.keys);
     if (begin >= end) return false;
-    const Panels<Target> panels = plan_.packed.k(block.packed, c.keys);
-    c.first = panels.at(begin);
-    c.last = panels.at(end - 1) + 1;
     c.begin = begin / kWidth * kWidth;
     c.end = round_up(end, kWidth);
+    c.seen = {begin / kCut * kCut, round_up(end, kCut)};
     return true;
   }
 
-  void load_shared_addend(const Block& block, index_t kb, const Scratch& s) const {
-    const index_t origin = kb * tiles_.keys;
+  void load_shared_addend(const Block& block, index_t origin, const Scratch& s) const {
     if (addend_.given() && shares_addend(block))
       addend_.row(block.rules[0], block.b, block.h, block.first, 0,
-                  {origin, origin + plan_.keys_of(block.sequence, kb)}, s.addend);
+                  {origin, origin + plan_.keys_of(block.sequence, origin)}, s.addend);
   }
 
   // Turns the scores of the strip at row r into probabilities, 0 in rows past the last.
@@ -95,33 +91,36 @@ class ForwardStrips {
   // Whether what is added to the scores of a key block is the same for all rows.
   FA_INLINE bool shares_addend(const Block& block) const { return !addend_.per_query() && block.heads == 1; }
 
-  // The keys of a block that some row sees, as columns of the block.
-  Range seen_columns(const Block& block, index_t kb) const {
-    const index_t origin = kb * tiles_.keys;
-    return {max_of<index_t>(block.keys.begin - origin, 0),
-            min_of(block.keys.end - origin, plan_.keys_of(block.sequence, kb))};
+  void pack_seen(const Block& block, index_t origin, const Scratch& s) const {
+    const index_t keys = plan_.keys_of(block.sequence, origin);
+    const Panels<Target> panels = plan_.packed.k(block.packed, keys);
+    const Range seen{max_of<index_t>(block.keys.begin - origin, 0), min_of(block.keys.end - origin, keys)};
+    plan_.packed.pack(block.b, block.h / p_.group(), origin, keys, {panels.at(seen.begin), panels.at(seen.end - 1) + 1},
+                      block.packed, s.staging);
   }
 
-  void pack_seen(const Block& block, index_t kb, const Scratch& s) const {
-    plan_.packed.pack(block.b, block.h / p_.group(), kb * tiles_.keys, plan_.keys_of(block.sequence, kb),
-                      seen_columns(block, kb), block.packed, s.staging);
+  // What is packed holds a block of keys, or all keys of a sequence.
+  FA_INLINE index_t packed_keys(const Block& block, const Columns& c) const {
+    return plan_.approach == Approach::packed ? block.sequence.k_len : c.keys;
   }
+  FA_INLINE index_t packed_origin(const Columns& c) const { return plan_.approach == Approach::packed ? c.origin : 0; }
 
-  void scores(const Block& block, index_t kb, index_t r, const Columns& c, const Scratch& s) const {
+  void scores(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
     const Elem* const rows = s.rows + r * plan_.q_stride;
-    multiply_strip<Target, false>({rows, plan_.q_stride, kStep},
-                                  plan_.packed.k(block.packed + kb * block.packed_step, c.keys), 0,
-                                  plan_.packed.depth(), c.first, c.last, s.scores, tiles_.keys);
+    const index_t at = packed_origin(c);
+    multiply_strip<Target, false>({rows, plan_.q_stride, kStep}, plan_.packed.k(block.packed, packed_keys(block, c)), 0,
+                                  plan_.packed.depth(), at + c.begin, at + c.end, s.scores + c.begin, tiles_.keys);
   }
 
-  void strip(const Block& block, index_t kb, index_t r, const Scratch& s) const {
+  void strip(const Block& block, index_t origin, index_t r, const Scratch& s) const {
     Columns c{};
-    if (!columns(block, kb, {r, min_of(r + kRows, block.rows)}, c)) return;
-    scores(block, kb, r, c, s);
+    if (!columns(block, origin, {r, min_of(r + kRows, block.rows)}, c)) return;
+    scores(block, r, c, s);
     weigh(block, r, c, s);
-    const Panels<Target> v = plan_.packed.v(block.packed + kb * block.packed_step, c.keys);
-    multiply_strip<Target, true>({s.probabilities + c.begin, tiles_.keys, kStep}, v, c.begin, c.end, 0, v.count(),
-                                 s.o + r * plan_.o_stride, plan_.o_stride);
+    const index_t at = packed_origin(c);
+    multiply_strip<Target, true>({s.probabilities + c.seen.begin, tiles_.keys, kStep},
+                                 plan_.packed.v(block.packed, packed_keys(block, c)), at + c.seen.begin,
+                                 at + c.seen.end, 0, plan_.o_stride, s.o + r * plan_.o_stride, plan_.o_stride);
   }
 
   struct Scaled {
@@ -157,6 +156,18 @@ class ForwardStrips {
     const index_t end = max_of(min_of(seen.end - c.origin, c.end), begin);
     // Vectors of visible keys alone give their maximum on the way.
     const index_t inner = min_of(round_up(begin, W), c.end), inner_end = max_of(end / W * W, inner);
+    // Hides what lies outside of [begin, end) in the vectors of [from, to).
+    const auto hide = [&](V top, index_t from, index_t to) {
+      const V hidden = V(-std::numeric_limits<Real>::infinity());
+      for (index_t n = from; n < to; n += W) {
+        const V column = V(Real(n)) + Simd::iota();
+        const V score =
+            select_less(column, V(Real(begin)), hidden, select_less(column, V(Real(end)), Simd::load(x + n), hidden));
+        Simd::store(x + n, score);
+        top = vmax(top, score);
+      }
+      return top;
+    };
     V top;
     if (plain) {
       top = maximum(V(-std::numeric_limits<Real>::infinity()), inner, inner_end);
@@ -165,9 +176,7 @@ class ForwardStrips {
       top = transform(inner, inner_end);
       transform(inner_end, c.end);
     }
-    fill(x, c.begin, begin, -std::numeric_limits<Real>::infinity());
-    fill(x, end, c.end, -std::numeric_limits<Real>::infinity());
-    top = maximum(maximum(top, c.begin, inner), inner_end, c.end);
+    top = hide(hide(top, c.begin, inner), inner_end, c.end);
     return {plain ? rule.scale_log2 : Real(1), Simd::reduce_max(top)};
   }
 

@@ -90,14 +90,20 @@ struct StripA {
 // leading zeros of A change no bit of C.
 inline constexpr index_t kStepsPerSum = 64;
 
+// Zeros at the ends of A may be left out in multiples of this, whole steps of each chain below.
+template <class Target>
+inline constexpr index_t kDepthCut = max_of<index_t>(2 * Target::Format::kStep, Target::kDepth);
+
 // A narrow panel has too few accumulators to hide the latency of its products: neighbouring steps then go to different
 // ones. Only where C accumulates, so that scores come out alike forward and backward, whose panels differ in width.
 template <class Target, int N, bool Accumulate>
 inline constexpr int kChains = Accumulate && N * Target::kRows <= 8 ? 2 : 1;
 
+// N vectors of columns of a panel whose k-steps are b_step elements apart.
 template <class Target, int N, bool Accumulate>
 FA_INLINE void multiply_panel(index_t first_step, index_t last_step, StripA<typename Target::Elem> a,
-                              const typename Target::Elem* b, typename Target::Real* c, index_t c_stride) {
+                              const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
+                              index_t c_stride) {
   using Format = typename Target::Format;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
@@ -117,7 +123,7 @@ FA_INLINE void multiply_panel(index_t first_step, index_t last_step, StripA<type
         for (int n = 0; n < N; ++n) chain[r][n] = Format::multiply_add(row, column[n], chain[r][n]);
       }
       a.data += a.step_stride;
-      b += N * W * Format::kStep;
+      b += b_step;
     };
     for (; step + Chains <= end; step += Chains)
       for (auto& chain : sum) one_step(chain);
@@ -161,28 +167,34 @@ struct Panels {
 
 template <class Target, bool Accumulate>
 FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, StripA<typename Target::Elem> a,
-                                 const typename Target::Elem* b, typename Target::Real* c, index_t c_stride) {
+                                 const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
+                                 index_t c_stride) {
   switch (vectors) {
-    case 1: return multiply_panel<Target, 1, Accumulate>(from, to, a, b, c, c_stride);
-    case 2: return multiply_panel<Target, 2, Accumulate>(from, to, a, b, c, c_stride);
+    case 1: return multiply_panel<Target, 1, Accumulate>(from, to, a, b, b_step, c, c_stride);
+    case 2: return multiply_panel<Target, 2, Accumulate>(from, to, a, b, b_step, c, c_stride);
     case 3:
-      if constexpr (Target::kPanelVectors >= 3) multiply_panel<Target, 3, Accumulate>(from, to, a, b, c, c_stride);
+      if constexpr (Target::kPanelVectors >= 3)
+        multiply_panel<Target, 3, Accumulate>(from, to, a, b, b_step, c, c_stride);
       return;
     default:
-      if constexpr (Target::kPanelVectors >= 4) multiply_panel<Target, 4, Accumulate>(from, to, a, b, c, c_stride);
+      if constexpr (Target::kPanelVectors >= 4)
+        multiply_panel<Target, 4, Accumulate>(from, to, a, b, b_step, c, c_stride);
   }
 }
 
-// C[0..MR) += or = A * B over panels [first, last) and k in [k_begin, k_end), both multiples of kStep; a starts at
-// k_begin.
+// C[0..MR) += or = A * B over columns [first, last), whole vectors, and k in [k_begin, k_end), both multiples of kStep;
+// a starts at k_begin, c at column `first`. Of the panels at the edges only what is asked for is computed.
 template <class Target, bool Accumulate>
 void multiply_strip(StripA<typename Target::Elem> a, const Panels<Target>& b, index_t k_begin, index_t k_end,
                     index_t first, index_t last, typename Target::Real* c, index_t c_stride) {
-  constexpr int kStep = Target::Format::kStep;
-  for (index_t panel = first; panel < last; ++panel) {
-    const index_t width = b.width(panel);
-    multiply_panel_of<Target, Accumulate>(width / Target::Simd::W, k_begin / kStep, k_end / kStep, a,
-                                          b.panel(panel) + k_begin * width, c + b.begin(panel), c_stride);
+  constexpr index_t kStep = Target::Format::kStep, W = Target::Simd::W;
+  index_t column = first;
+  for (index_t panel = b.at(first); column < last; ++panel) {
+    const index_t begin = b.begin(panel), width = b.width(panel), end = min_of(begin + width, last);
+    multiply_panel_of<Target, Accumulate>((end - column) / W, k_begin / kStep, k_end / kStep, a,
+                                          b.panel(panel) + k_begin * width + (column - begin) * kStep, width * kStep,
+                                          c + (column - first), c_stride);
+    column = end;
   }
 }
 

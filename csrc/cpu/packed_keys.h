@@ -31,10 +31,10 @@ class PackedKeys {
     return {block + keys_ * depth_, round_up(keys, kWidth), v_stride_};
   }
 
-  // Packs at least the keys [needed.begin, needed.end) of the block that begins at key `first` and has `keys` keys.
-  void pack(index_t b, index_t hk, index_t first, index_t keys, Range needed, Elem* block, Elem* staging) const {
+  // Packs panels [panels.begin, panels.end) of keys of the block that begins at key `first` and has `keys` keys.
+  void pack(index_t b, index_t hk, index_t first, index_t keys, Range panels, Elem* block, Elem* staging) const {
     const Panels<Target> k_panels = k(block, keys), v_panels = v(block, keys);
-    for (index_t panel = k_panels.at(needed.begin); panel <= k_panels.at(needed.end - 1); ++panel) {
+    for (index_t panel = panels.begin; panel < min_of(panels.end, k_panels.count()); ++panel) {
       const index_t begin = k_panels.begin(panel), width = k_panels.width(panel);
       const index_t rows = min_of(width, keys - begin);
       load_keys(format_, p_, p_.k, b, hk, first + begin, rows, width, p_.D, k_stride_, staging);

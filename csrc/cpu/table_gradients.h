@@ -154,12 +154,11 @@ class BiasGradient {
               stride_, s.q);
     load_rows(format_, row_at(f_.dout, format_.size, r.b, row, r.h), f_.dout.row_stride * format_.size, rows, kQueries,
               p_.Dv, v_stride_, s.dout);
-    const index_t panels = ceil_div(padded, Target::kPanel);
     for (index_t n = 0; n < rows; n += kRows) {
-      multiply_strip<Target, false>({s.q + n * stride_, stride_, kStep}, {s.k, depth_, padded}, 0, depth_, 0, panels,
+      multiply_strip<Target, false>({s.q + n * stride_, stride_, kStep}, {s.k, depth_, padded}, 0, depth_, 0, padded,
                                     s.scores, keys_);
       multiply_strip<Target, false>({s.dout + n * v_stride_, v_stride_, kStep}, {s.v, v_depth_, padded}, 0, v_depth_, 0,
-                                    panels, s.dp, keys_);
+                                    padded, s.dp, keys_);
       for (index_t t = n; t < min_of(n + kRows, rows); ++t)
         add_row(r, first + t, s.scores + (t - n) * keys_, s.dp + (t - n) * keys_, s,
                 s.sum + (f_.dbias.row_stride ? t : 0) * keys_);

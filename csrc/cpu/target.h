@@ -61,6 +61,9 @@ struct Tiles {
 // dV (backward) in half of a 1 MB L2.
 inline constexpr index_t kKeyAlign = 64;
 
+// Blocks of queries are this many or a power of two less.
+inline constexpr index_t kQueryAlign = 128;
+
 // Keys of a block that is read where it is: few, so that the scores of all heads that meet it stay in the cache.
 inline constexpr index_t kDirectKeys = 128;
 
@@ -71,7 +74,7 @@ FA_INLINE Tiles forward_tiles(index_t D, index_t Dv, index_t elem_size, index_t 
   const index_t keys = (index_t(512) << 10) / ((D + Dv) * elem_size) / kKeyAlign * kKeyAlign;
   // A strip's scores fit in L1: a limit for tiles, whose strips are high.
   const index_t longest = min_of<index_t>(1024, 8192 / strip_rows / kKeyAlign * kKeyAlign);
-  return {128, max_of<index_t>(128, min_of(keys, longest))};
+  return {kQueryAlign, max_of<index_t>(128, min_of(keys, longest))};
 }
 
 FA_INLINE Tiles backward_tiles(index_t D, index_t Dv, index_t elem_size) {

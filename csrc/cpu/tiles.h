@@ -170,8 +170,8 @@ void multiply_strip(StripA<typename Target::Elem> a, const Panels<Target>& b, in
   typename Target::Tiles tiles;
   // Tile loads read what vectors and scalars wrote, which the compiler is to leave where it was.
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  for (index_t panel = first; panel < last; ++panel) {
-    float* const upper = c + b.begin(panel);
+  for (index_t panel = first / kTileBlock; panel < last / kTileBlock; ++panel) {
+    float* const upper = c + b.begin(panel) - first;
     float* const lower = upper + kTileRows * c_stride;
     if constexpr (Accumulate) {
       tiles.template load<0>(upper, c_bytes);

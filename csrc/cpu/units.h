@@ -26,31 +26,19 @@ class Units {
   FA_INLINE index_t longest_q() const { return longest_q_; }
   FA_INLINE index_t longest_k() const { return longest_k_; }
 
-  // As many units as fit in 64 MB, at least one.
-  FA_INLINE index_t wave(index_t unit_bytes) const {
-    const index_t fit = (index_t(64) << 20) / max_of<index_t>(unit_bytes, 1);
-    return max_of<index_t>(1, min_of(fit, count()));
+  // Units of a wave: as many as fit in 64 MB, at least one; in 28 MB where that gives the threads work enough. What
+  // malloc has to map anew for each call, from 32 MB on, costs a page fault per 4 KB.
+  FA_INLINE index_t wave(index_t unit_bytes, index_t unit_tasks, index_t threads) const {
+    const auto fit = [&](index_t megabytes) { return (megabytes << 20) / max_of<index_t>(unit_bytes, 1); };
+    const bool few = fit(28) >= threads && fit(28) * unit_tasks >= 16 * threads;
+    const index_t most = max_of<index_t>(1, few ? fit(28) : fit(64));
+    return max_of<index_t>(1, ceil_div(count(), max_of<index_t>(1, ceil_div(count(), most))));
   }
 
  private:
   const Problem& p_;
   index_t* const sequences_;
   index_t count_ = 0, longest_q_ = 0, longest_k_ = 0;
-};
-
-// Tasks (unit, step) of n units with the same number of steps, `abreast` units side by side: step by step over those,
-// then on to the next ones.
-struct Abreast {
-  index_t n, steps, abreast;
-
-  struct Task {
-    index_t unit, step;
-  };
-  FA_INLINE Task operator[](index_t task) const {
-    const index_t band = task / (abreast * steps), in_band = task % (abreast * steps);
-    const index_t width = min_of(abreast, n - band * abreast);
-    return {band * abreast + in_band % width, in_band / width};
-  }
 };
 
 // Zeros in the rows of x that no sequence owns: those after the last one.

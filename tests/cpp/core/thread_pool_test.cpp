@@ -56,6 +56,20 @@ TEST(ThreadPool, TasksMayWaitForEarlierOnes) {
   }
 }
 
+// In groups, a task may wait for those before it in its own group.
+TEST(ThreadPool, TasksOfGroupsMayWaitForEarlierOnes) {
+  for (int threads : {1, 2, 4})
+    for (index_t groups : {1, 3, 4, 50}) {
+      std::vector<std::atomic<index_t>> turns(static_cast<std::size_t>(groups));
+      parallel_for_groups(default_executor(threads), groups, 7, [&](index_t i, int) {
+        std::atomic<index_t>& turn = turns[static_cast<std::size_t>(i / 7)];
+        while (turn.load(std::memory_order_acquire) != i % 7) std::this_thread::yield();
+        turn.store(i % 7 + 1, std::memory_order_release);
+      });
+      for (const auto& turn : turns) EXPECT_EQ(turn.load(), 7);
+    }
+}
+
 TEST(ThreadPool, NegativeThreadsAreAnError) { EXPECT_THROW(default_executor(-1), Error); }
 
 // ThreadSanitizer does not follow a fork of a process with threads.
