@@ -89,7 +89,7 @@ struct ForwardScratch {
   Elem* probabilities;    // likewise; the memory of scores when they are of the same type
   Columns* columns;       // of each strip of a block, when direct
   Real* sums;             // queries x sums_stride, when direct: what a key block adds to o
-  std::uint8_t* dropout;  // a bit each: keys, rounded up to 256
+  std::uint8_t* dropout;  // kAbreast x keys, rounded up to 256, a bit each
   Real* addend;           // keys, when there is a bias or a mask
   index_t bytes;
 };
@@ -156,7 +156,7 @@ struct ForwardPlan {
     s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(scores);
     s.columns = c.take<Columns>(direct ? queries / kRows : 0);
     s.sums = c.take<Real>(direct ? queries * sums_stride<Target>(p.Dv) : 0);
-    s.dropout = c.take<std::uint8_t>(round_up(tiles.keys, 256) / 8);
+    s.dropout = c.take<std::uint8_t>(min_of<index_t>(kRows, 4) * dropout_stride());
     s.addend = c.take<Real>(addend.given() ? tiles.keys : 0);
     s.bytes = c.used();
     return s;
@@ -187,6 +187,8 @@ struct ForwardPlan {
     part.bytes = c.used();
     return part;
   }
+
+  FA_INLINE index_t dropout_stride() const { return round_up(tiles.keys, 256) / 8; }  // bytes
 
   // Keys of the block that begins at key `origin`; none or fewer past the end of a sequence.
   FA_INLINE index_t keys_of(const Sequence& sequence, index_t origin) const {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/dropout_bits.h"
+#include "cpu/exponentials.h"
 #include "cpu/forward_block.h"
 
 namespace flash_attn::cpu {
@@ -19,6 +20,10 @@ class ForwardStrips {
   using Scratch = ForwardScratch<Target>;
   static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows, kWidth = Target::kWidth;
   static constexpr index_t kCut = kDepthCut<Target>;
+  static constexpr int kAbreast = kRows % 4 == 0 ? 4 : 2;  // Rows whose softmax the registers hold.
+  // Whether the registers hold exp2 beside the accumulators of a product.
+  static constexpr bool kOverlaps = W == 16 && kRows == kAbreast;
+  static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
  public:
   explicit ForwardStrips(const ForwardPlan<Target>& plan)
@@ -79,12 +84,11 @@ class ForwardStrips {
 
   // Turns the scores of the strip at row r into probabilities, 0 in rows past the last.
   void weigh(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
-    for (index_t n = 0; n < kRows; ++n) {
-      if (r + n < block.rows)
-        softmax(block, r + n, c, s.scores + n * tiles_.keys, s.probabilities + n * tiles_.keys, s);
-      else
-        fill(s.probabilities + n * tiles_.keys, c.begin, c.end, Elem{});
-    }
+    const index_t rows = min_of(kRows, block.rows - r);
+    index_t n = 0;
+    for (; n + kAbreast <= rows; n += kAbreast) softmax<kAbreast>(block, r, n, c, s);
+    for (; n < rows; ++n) softmax<1>(block, r, n, c, s);
+    for (; n < kRows; ++n) fill(s.probabilities + n * tiles_.keys, c.begin, c.end, Elem{});
   }
 
  private:
@@ -116,18 +120,58 @@ class ForwardStrips {
     Columns c{};
     if (!columns(block, origin, {r, min_of(r + kRows, block.rows)}, c)) return;
     scores(block, r, c, s);
+    if constexpr (kOverlaps)
+      if (block.rows - r >= kRows && !p_.dropout.active) return weigh_and_multiply(block, r, c, s);
     weigh(block, r, c, s);
-    const index_t at = packed_origin(c);
-    multiply_strip<Target, true>({s.probabilities + c.seen.begin, tiles_.keys, kStep},
-                                 plan_.packed.v(block.packed, packed_keys(block, c)), at + c.seen.begin,
-                                 at + c.seen.end, 0, plan_.o_stride, s.o + r * plan_.o_stride, plan_.o_stride);
+    multiply_values(block, r, c, 0, s);
   }
 
+  // O += P V in features from `first` on.
+  void multiply_values(const Block& block, index_t r, const Columns& c, index_t first, const Scratch& s) const {
+    const index_t at = packed_origin(c);
+    multiply_strip<Target, true>(
+        {s.probabilities + c.seen.begin, tiles_.keys, kStep}, plan_.packed.v(block.packed, packed_keys(block, c)),
+        at + c.seen.begin, at + c.seen.end, first, plan_.o_stride, s.o + r * plan_.o_stride + first, plan_.o_stride);
+  }
+
+  // The products of keys with the first panel of V take in exp2 of the keys a chunk further on. Chunks are what
+  // multiply_panel sums by itself, so that nothing changes but the time.
+  void weigh_and_multiply(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
+    constexpr index_t kChunk = kStepsPerSum * kStep;
+    const index_t at = packed_origin(c), begin = at + c.seen.begin, end = at + c.seen.end;
+    const Panels<Target> v = plan_.packed.v(block.packed, packed_keys(block, c));
+    const index_t width = v.width(0);
+    Shifts<kRows> shifts;
+    Exponentials<Target, kRows> exponentials = begin_softmax<kRows>(block, r, 0, c, shifts, s);
+    const auto products = [&](index_t from, index_t to, auto&& beside) {
+      multiply_panel_of<Target, true>(width / W, from / kStep, to / kStep,
+                                      {s.probabilities + (from - at), tiles_.keys, kStep}, v.panel(0) + from * width,
+                                      width * kStep, s.o + r * plan_.o_stride, plan_.o_stride, beside);
+    };
+    const index_t first = round_up(begin, kChunk), last = end / kChunk * kChunk - kChunk;  // Of whole chunks.
+    if (first < last) {
+      exponentials.walk((first + kChunk - (at + c.begin)) / W);
+      products(begin, first, NothingBeside());
+      products(first, last, exponentials);
+      exponentials.walk((at + c.end - (last + kChunk)) / W);
+      products(last, end, NothingBeside());
+    } else {
+      exponentials.walk((c.end - c.begin) / W);
+      products(begin, end, NothingBeside());
+    }
+    multiply_values(block, r, c, width, s);
+    end_softmax(exponentials, r, s);
+  }
+
+  // What turns dot products into scores in log2 units: they are multiplied by `factor` and `top` holds their maximum,
+  // lane by lane, unless nobody has looked for it yet.
   struct Scaled {
-    Real factor, top;
+    Real factor;
+    bool searched;
+    V top;
   };
-  // Turns dot products of query row r into scores, -inf where it sees nothing. In log2 units once multiplied by
-  // `factor`; `top` is their maximum.
+  // Turns dot products of query row r into scores, -inf where it sees nothing. What needs no more than a factor is not
+  // touched, nor searched.
   Scaled mask_and_transform(const Block& block, index_t r, const Columns& c, Real* x, const Scratch& s) const {
     const index_t i = block.query(r);
     const ScoreRule<Real> rule = block.rule(r);  // A copy, which no store to x can change.
@@ -135,9 +179,13 @@ class ForwardStrips {
       addend_.row(rule, block.b, block.head(r), i, block.heads == 1 && r + kRows < block.rows ? kRows : 0,
                   {c.origin + c.begin, c.origin + min_of(c.end, c.keys)}, s.addend + c.begin);
     const Real* const addend = addend_.given() ? s.addend : nullptr;
-    const bool plain = !addend && !rule.has_softcap() && !rule.has_alibi() && rule.scale_log2 > Real(0);
+    const Range seen = rule.visible_keys(i);
+    const index_t begin = min_of(max_of(seen.begin - c.origin, c.begin), c.end);
+    const index_t end = max_of(min_of(seen.end - c.origin, c.end), begin);
+    // Vectors of visible keys alone give their maximum on the way.
+    const index_t inner = min_of(round_up(begin, W), c.end), inner_end = max_of(end / W * W, inner);
     const auto transform = [&](index_t from, index_t to) {
-      V top = V(-std::numeric_limits<Real>::infinity());
+      V top = V(-kInfinity);
       V distance = V(Real(rule.diagonal(i) - c.origin - from)) - Simd::iota();
       for (index_t n = from; n < to; n += W, distance = distance - V(Real(W))) {
         V score = rule.logit(Simd::load(x + n), distance);
@@ -147,18 +195,9 @@ class ForwardStrips {
       }
       return top;
     };
-    const auto maximum = [&](V top, index_t from, index_t to) {
-      for (index_t n = from; n < to; n += W) top = vmax(top, Simd::load(x + n));
-      return top;
-    };
-    const Range seen = rule.visible_keys(i);
-    const index_t begin = min_of(max_of(seen.begin - c.origin, c.begin), c.end);
-    const index_t end = max_of(min_of(seen.end - c.origin, c.end), begin);
-    // Vectors of visible keys alone give their maximum on the way.
-    const index_t inner = min_of(round_up(begin, W), c.end), inner_end = max_of(end / W * W, inner);
     // Hides what lies outside of [begin, end) in the vectors of [from, to).
     const auto hide = [&](V top, index_t from, index_t to) {
-      const V hidden = V(-std::numeric_limits<Real>::infinity());
+      const V hidden = V(-kInfinity);
       for (index_t n = from; n < to; n += W) {
         const V column = V(Real(n)) + Simd::iota();
         const V score =
@@ -168,38 +207,82 @@ class ForwardStrips {
       }
       return top;
     };
-    V top;
-    if (plain) {
-      top = maximum(V(-std::numeric_limits<Real>::infinity()), inner, inner_end);
-    } else {
+    const bool plain = !addend && !rule.has_softcap() && !rule.has_alibi() && rule.scale_log2 > Real(0);
+    V top = V(-kInfinity);
+    if (!plain) {
       transform(c.begin, inner);
       top = transform(inner, inner_end);
       transform(inner_end, c.end);
     }
     top = hide(hide(top, c.begin, inner), inner_end, c.end);
-    return {plain ? rule.scale_log2 : Real(1), Simd::reduce_max(top)};
+    return {plain ? rule.scale_log2 : Real(1), !plain, top};
   }
 
-  void softmax(const Block& block, index_t r, const Columns& c, Real* x, Elem* probabilities, const Scratch& s) const {
-    const auto [factor, top] = mask_and_transform(block, r, c, x, s);
-    SoftmaxState<Real>& state = s.state[r];
-    const Real rescale = state.raise(top * factor);
-    if (rescale != Real(1)) {
-      Real* const o = s.o + r * plan_.o_stride;
-      for (index_t n = 0; n < plan_.o_stride; n += W) Simd::store(o + n, Simd::load(o + n) * V(rescale));
+  // Takes N rows of scores into their maxima, lane by lane.
+  template <int N>
+  FA_INLINE void search(const Real* x, Range columns, V (&top)[N]) const {
+    for (index_t n = columns.begin; n < columns.end; n += W)
+      for (int t = 0; t < N; ++t) top[t] = vmax(top[t], Simd::load(x + t * tiles_.keys + n));
+  }
+
+  template <int N>
+  struct Shifts {
+    Real factor[N], shift[N];  // exp2 is of score * factor + shift.
+  };
+
+  // Rows r + n .. r + n + N - 1 of a block, which are rows n .. of the strip that begins at r: scores, maxima and
+  // states, all but exp2.
+  template <int N>
+  Exponentials<Target, N> begin_softmax(const Block& block, index_t r, index_t n, const Columns& c, Shifts<N>& shifts,
+                                        const Scratch& s) const {
+    Real* const x = s.scores + n * tiles_.keys;
+    V top[N];
+    bool searched = true;
+    for (int t = 0; t < N; ++t) {
+      const Scaled scaled = mask_and_transform(block, r + n + t, c, x + t * tiles_.keys, s);
+      shifts.factor[t] = scaled.factor;
+      top[t] = scaled.top;
+      searched = searched && scaled.searched;
     }
-    const DropoutRule dropout = p_.dropout;
-    if (dropout.active)
-      dropout_row<Simd, Target>(dropout, block.b, block.head(r), block.query(r), c.origin, c.end, s.dropout);
-    const V shift = V(-state.shift());
-    V sum = V(Real(0));
-    for (index_t n = c.begin; n < c.end; n += W) {
-      V p = exp2(fma(Simd::load(x + n), V(factor), shift));
-      sum = sum + p;
-      if (dropout.active) p = Simd::keep_where(p, s.dropout, n);
-      Format::store(probabilities + n, p);
+    if (!searched) search(x, {c.begin, c.end}, top);
+    raise(s, r + n, top, shifts);
+    return {x + c.begin, s.probabilities + n * tiles_.keys + c.begin, tiles_.keys, shifts.factor, shifts.shift};
+  }
+  template <int N>
+  FA_INLINE void end_softmax(const Exponentials<Target, N>& e, index_t first, const Scratch& s) const {
+    for (int t = 0; t < N; ++t) s.state[first + t].l += Simd::reduce_sum(e.sum[t]);
+  }
+
+  template <int N>
+  void softmax(const Block& block, index_t r, index_t n, const Columns& c, const Scratch& s) const {
+    Shifts<N> shifts;
+    Exponentials<Target, N> e = begin_softmax<N>(block, r, n, c, shifts, s);
+    if (p_.dropout.active) {
+      const index_t stride = plan_.dropout_stride();
+      for (int t = 0; t < N; ++t) {
+        const index_t row = r + n + t;
+        dropout_row<Simd, Target>(p_.dropout, block.b, block.head(row), block.query(row), c.origin, c.end,
+                                  s.dropout + t * stride);
+      }
+      e.walk((c.end - c.begin) / W, s.dropout, stride, c.begin);
+    } else {
+      e.walk((c.end - c.begin) / W);
     }
-    state.l += Simd::reduce_sum(sum);
+    end_softmax(e, r + n, s);
+  }
+
+  // Takes maxima of N rows, from row r on, into their states and rescales what was summed so far.
+  template <int N>
+  FA_INLINE void raise(const Scratch& s, index_t r, const V (&top)[N], Shifts<N>& shifts) const {
+    Real highest[N];
+    for (int t = 0; t < N; ++t) highest[t] = Simd::reduce_max(top[t]) * shifts.factor[t];
+    for (int t = 0; t < N; ++t) {
+      const Real rescale = s.state[r + t].raise(highest[t]);
+      shifts.shift[t] = -s.state[r + t].shift();
+      if (rescale == Real(1)) continue;
+      Real* const o = s.o + (r + t) * plan_.o_stride;
+      for (index_t d = 0; d < plan_.o_stride; d += W) Simd::store(o + d, Simd::load(o + d) * V(rescale));
+    }
   }
 
   void write_dmask_row(const Block& block, index_t r, const Columns& c, Real* x, const Scratch& s) const {

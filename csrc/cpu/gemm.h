@@ -9,6 +9,8 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "core/numeric.h"
 #include "core/platform.h"
@@ -99,15 +101,28 @@ inline constexpr index_t kDepthCut = max_of<index_t>(2 * Target::Format::kStep, 
 template <class Target, int N, bool Accumulate>
 inline constexpr int kChains = Accumulate && N * Target::kRows <= 8 ? 2 : 1;
 
+// Work that runs inside of products, in the pipelines that they leave idle: beside(integral_constant<int, i>) for i = 0
+// .. kParts - 1 in turn, each after kSteps k-steps.
+struct NothingBeside {
+  static constexpr int kParts = 0, kSteps = 0;
+};
+
+template <class Work, int... Parts>
+FA_INLINE void each_part(Work&& work, std::integer_sequence<int, Parts...>) {
+  (work(std::integral_constant<int, Parts>()), ...);
+}
+
 // N vectors of columns of a panel whose k-steps are b_step elements apart.
-template <class Target, int N, bool Accumulate>
+template <class Target, int N, bool Accumulate, class Beside = NothingBeside>
 FA_INLINE void multiply_panel(index_t first_step, index_t last_step, StripA<typename Target::Elem> a,
                               const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
-                              index_t c_stride) {
+                              index_t c_stride, Beside&& beside = {}) {
   using Format = typename Target::Format;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   constexpr int MR = Target::kRows, W = Simd::W, Chains = kChains<Target, N, Accumulate>;
+  using Work = std::remove_reference_t<Beside>;
+  Work work = beside;  // A copy, which registers can hold.
   bool accumulate = Accumulate;
   for (index_t step = first_step; step < last_step; accumulate = true) {
     const index_t end = min_of(last_step, (step / kStepsPerSum + 1) * kStepsPerSum);
@@ -125,6 +140,17 @@ FA_INLINE void multiply_panel(index_t first_step, index_t last_step, StripA<type
       a.data += a.step_stride;
       b += b_step;
     };
+    if constexpr (Work::kParts > 0) {
+      static_assert(Work::kSteps % Chains == 0);
+      for (; step + Work::kParts * Work::kSteps <= end; step += Work::kParts * Work::kSteps)
+        each_part(
+            [&](auto part) {
+              for (int i = 0; i < Work::kSteps; i += Chains)
+                for (auto& chain : sum) one_step(chain);
+              work(part);
+            },
+            std::make_integer_sequence<int, Work::kParts>());
+    }
     for (; step + Chains <= end; step += Chains)
       for (auto& chain : sum) one_step(chain);
     for (; step < end; ++step) one_step(sum[0]);
@@ -136,6 +162,7 @@ FA_INLINE void multiply_panel(index_t first_step, index_t last_step, StripA<type
         Simd::store(to, accumulate ? Simd::load(to) + total : total);
       }
   }
+  beside = work;
 }
 
 // A packed B of `depth` k (a multiple of kStep) by `columns` (a multiple of W): panels of Target::kPanel columns one
@@ -165,20 +192,20 @@ struct Panels {
   FA_INLINE bool lends() const { return Target::kPanelVectors >= 3 && columns > kPanel && columns % kPanel == W; }
 };
 
-template <class Target, bool Accumulate>
+template <class Target, bool Accumulate, class Beside = NothingBeside>
 FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, StripA<typename Target::Elem> a,
                                  const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
-                                 index_t c_stride) {
+                                 index_t c_stride, Beside&& beside = {}) {
   switch (vectors) {
-    case 1: return multiply_panel<Target, 1, Accumulate>(from, to, a, b, b_step, c, c_stride);
-    case 2: return multiply_panel<Target, 2, Accumulate>(from, to, a, b, b_step, c, c_stride);
+    case 1: return multiply_panel<Target, 1, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
+    case 2: return multiply_panel<Target, 2, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
     case 3:
       if constexpr (Target::kPanelVectors >= 3)
-        multiply_panel<Target, 3, Accumulate>(from, to, a, b, b_step, c, c_stride);
+        multiply_panel<Target, 3, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
       return;
     default:
       if constexpr (Target::kPanelVectors >= 4)
-        multiply_panel<Target, 4, Accumulate>(from, to, a, b, b_step, c, c_stride);
+        multiply_panel<Target, 4, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
   }
 }
 

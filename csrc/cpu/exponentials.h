@@ -1,0 +1,59 @@
+// The softmax of several rows side by side: a row alone would wait for its own results.
+#pragma once
+
+#include "cpu/target.h"
+
+namespace flash_attn::cpu {
+
+// exp2 over N rows of scores, stride apart. What is kept of a probability makes P, all of it makes the sum. Vector by
+// vector and row by row, so that it can run beside a product (gemm.h).
+template <class Target, int N>
+struct Exponentials {
+  using Elem = typename Target::Elem;
+  using Real = typename Target::Real;
+  using Simd = typename Target::Simd;
+  using V = typename Simd::V;
+  using Format = typename Target::Format;
+  static constexpr int W = Simd::W;
+  static constexpr int kParts = N, kSteps = max_of<int>(1, W / (Format::kStep * N));
+
+  const Real* x;
+  Elem* probabilities;
+  index_t stride;
+  const Real *factor, *shift;  // exp2 is of x * factor + shift; they stay in memory, registers are short there.
+  V sum[N];
+
+  Exponentials(const Real* scores, Elem* p, index_t row_stride, const Real* factors, const Real* shifts)
+      : x(scores), probabilities(p), stride(row_stride), factor(factors), shift(shifts) {
+    for (V& of_row : sum) of_row = V(Real(0));
+  }
+
+  // The next vector of row `Part`; the last row goes on to the next columns.
+  template <int Part>
+  FA_INLINE void operator()(std::integral_constant<int, Part>) {
+    take<Part>([](V p) { return p; });
+    if (Part == N - 1) x += W, probabilities += W;
+  }
+
+  FA_INLINE void walk(index_t vectors) {
+    for (index_t i = 0; i < vectors; ++i)
+      each_part([&](auto part) { (*this)(part); }, std::make_integer_sequence<int, N>());
+  }
+  // With dropout: bit `column` of a row says whether its next probability is kept.
+  FA_INLINE void walk(index_t vectors, const std::uint8_t* kept, index_t kept_stride, index_t column) {
+    for (index_t i = 0; i < vectors; ++i, column += W, x += W, probabilities += W)
+      each_part(
+          [&](auto part) { take<part>([&](V p) { return Simd::keep_where(p, kept + part * kept_stride, column); }); },
+          std::make_integer_sequence<int, N>());
+  }
+
+ private:
+  template <int Part, class Keep>
+  FA_INLINE void take(const Keep& keep) {
+    const V p = exp2(fma(Simd::load(x + Part * stride), V(factor[Part]), V(shift[Part])));
+    sum[Part] = sum[Part] + p;
+    Format::store(probabilities + Part * stride, keep(p));
+  }
+};
+
+}  // namespace flash_attn::cpu
