@@ -1,18 +1,21 @@
 # Code objects of csrc/hip/kernels: targets, the compiler of each, and the archive that the library embeds.
 #
 #   FLASH_ATTN_GPU_ARCHS    `;`-separated targets, `native`, or `none`; default: GPU_ARCHS or PYTORCH_ROCM_ARCH of the environment,
-#                           else every AMD target that a compiler is there for, and NVIDIA's where torch is a CUDA build
+#                           else gfx942 and gfx1201, and NVIDIA's where torch is a CUDA build, as far as there are compilers
 #   FLASH_ATTN_KERNELS_DIR  takes <target>/<name>.co or .cubin from there instead of compiling
 # docs/building.md says more.
 
 set(FLASH_ATTN_GPU_ARCHS "" CACHE STRING "GPU targets, `;`-separated; native; none; empty: from the environment, else all")
 set(FLASH_ATTN_KERNELS_DIR "" CACHE PATH "Directory of compiled code objects to embed; empty: compile them")
 
-set(flash_attn_amd_targets gfx942 gfx1200 gfx1201)
+# csrc/hip/targets.h has the same names.
+set(flash_attn_amd_targets gfx90a gfx942 gfx950 gfx1200 gfx1201)
+# Few, so that `pip install .` takes minutes on a small machine. Wheels name more.
 set(flash_attn_default_targets gfx942 gfx1201)
 # What is not in this list but looks like a target of ROCm's is skipped when PYTORCH_ROCM_ARCH names it, because images of torch set
 # that variable to everything that torch was built for.
-set(flash_attn_target_pattern "^(gfx942|gfx1200|gfx1201|sm_[89][0-9]|sm_1[0-9][0-9])$")
+list(JOIN flash_attn_amd_targets "|" flash_attn_amd_pattern)
+set(flash_attn_target_pattern "^(${flash_attn_amd_pattern}|sm_[89][0-9]|sm_1[0-9][0-9])$")
 
 # Targets of the GPUs of this machine.
 function(flash_attn_native_targets result)

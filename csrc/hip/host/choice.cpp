@@ -48,11 +48,11 @@ const KernelRow* find(const Problem& p, Family family, Target target, Variant va
 }  // namespace
 
 Target target_kind(const std::string& target) {
-  if (target == "gfx942") return Target::cdna3;
-  if (target == "gfx1200" || target == "gfx1201") return Target::rdna4;
+  if (const std::optional<Target> kind = amd_target(target)) return *kind;
   if (target.rfind("sm_", 0) == 0 && std::atoi(target.c_str() + 3) >= 80) return Target::cuda;
+#define FA_LISTED(name, kind) #name ", "
   throw NotSupported("flash_attn: there are no kernels for the GPU " + target +
-                     "; kernels exist for gfx942, gfx1200, gfx1201 and sm_80 or later; " + embedded_list() +
+                     "; kernels exist for " FA_AMD_TARGETS(FA_LISTED) "and sm_80 or later; " + embedded_list() +
                      ". Move the tensors to the CPU");
 }
 

@@ -65,7 +65,7 @@ Location locate(Wave& wave, const Op& op, int lane, u64 address, u32 bytes, bool
 // Numbers the operation in its stream. Flat accesses count in two counters and complete in no order.
 template <Space kSpace>
 std::pair<Stream, u32> start(Wave& wave, bool is_store) {
-  const Stream stream = is_store && wave.target->separate_counters ? kStores : kLoads;
+  const Stream stream = is_store && wave.target->counts_stores ? kStores : kLoads;
   const u32 number = issue(wave, stream);
   if (kSpace != Space::flat) return {stream, number};
   issue(wave, kLds);
@@ -141,7 +141,7 @@ void run_atomic(Wave& wave, const Op& op) {
 
 // Cache control: nothing to do but to count.
 void run_cache(Wave& wave, const Op&) { issue(wave, kLoads); }
-void run_write_back(Wave& wave, const Op&) { issue(wave, wave.target->separate_counters ? kStores : kLoads); }
+void run_write_back(Wave& wave, const Op&) { issue(wave, wave.target->counts_stores ? kStores : kLoads); }
 
 template <Space kSpace>
 void add_accesses(OpcodeTable& t, const std::string& prefix) {

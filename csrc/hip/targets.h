@@ -1,0 +1,23 @@
+// GPUs, as the manifest names them: kinds of targets that share rows, and groups of kinds. Shared by host and device.
+#pragma once
+
+#include <cstdint>
+
+namespace flash_attn::gpu {
+
+// cdna: MFMA, waves of 64. rdna4: WMMA of gfx12, waves of 32. cuda: sm_80 and later.
+enum class Target : std::uint8_t { cdna, rdna4, cuda };
+
+}  // namespace flash_attn::gpu
+
+// The AMD targets there are kernels for: X(name, kind). cmake/FlashAttnGpu.cmake has the same names.
+#define FA_AMD_TARGETS(X) X(gfx90a, cdna) X(gfx942, cdna) X(gfx950, cdna) X(gfx1200, rdna4) X(gfx1201, rdna4)
+
+// A row of the manifest for a kind or a group is FA_ROW_OF(kind, ...) for every kind in it.
+#define FA_ROWS_cdna(...) FA_ROW_OF(cdna, __VA_ARGS__)
+#define FA_ROWS_rdna4(...) FA_ROW_OF(rdna4, __VA_ARGS__)
+#define FA_ROWS_cuda(...) FA_ROW_OF(cuda, __VA_ARGS__)
+#define FA_ROWS_rdna(...) FA_ROWS_rdna4(__VA_ARGS__)
+#define FA_ROWS_amd(...) FA_ROWS_cdna(__VA_ARGS__) FA_ROWS_rdna(__VA_ARGS__)
+#define FA_ROWS_every(...) FA_ROWS_amd(__VA_ARGS__) FA_ROWS_cuda(__VA_ARGS__)
+#define FA_ROW(family, targets, ...) FA_ROWS_##targets(family, __VA_ARGS__)
