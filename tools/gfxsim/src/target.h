@@ -13,6 +13,7 @@ struct Target {
   bool counts_stores = false;    // in a counter of their own, not in that of loads
   bool keeps_high_half = false;  // 16-bit results leave the other half of their register alone
   bool groups_in_ttmp = false;   // workgroup ids in ttmp9 and ttmp7
+  bool packs_items = true;       // work-item ids in one register, not in three
   int lds_banks = 32;
   std::uint32_t lds_bytes = 64 * 1024;  // of a workgroup
 };
