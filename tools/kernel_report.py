@@ -30,9 +30,14 @@ MANIFEST = ROOT / "csrc" / "hip" / "manifest.def"
 TARGETS = ROOT / "csrc" / "hip" / "targets.h"
 GROWTH = 1.10
 
-# Registers of one SIMD lane, their allocation granule, waves per SIMD at most, SIMDs that share `lds` bytes.
-CDNA = dict(registers=512, granule=8, waves=8, simds=4, lds=65536)
-RDNA = dict(registers=1536, granule=24, waves=16, simds=4, lds=131072)  # of a WGP, in wave32
+# By kind of target: registers of one SIMD lane, their allocation granule, waves per SIMD at most, SIMDs that share
+# `lds` bytes (of a WGP on RDNA, in wave32).
+MACHINES = {
+    "gcn": dict(registers=256, granule=4, waves=10, simds=4, lds=65536),
+    "cdna": dict(registers=512, granule=8, waves=8, simds=4, lds=65536),
+    "rdna2": dict(registers=1024, granule=16, waves=16, simds=4, lds=131072),
+    "rdna4": dict(registers=1536, granule=24, waves=16, simds=4, lds=131072),
+}
 
 NOTE_FIELDS = {
     "vgpr": "vgpr_count",
@@ -91,9 +96,9 @@ def metadata(path: pathlib.Path) -> dict[str, dict]:
     return kernels
 
 
-def occupancy(kernel: dict) -> int:
-    """Waves per SIMD that registers and LDS allow."""
-    machine = CDNA if kernel["wave"] == 64 else RDNA
+def occupancy(kernel: dict, kind: str) -> int:
+    """Waves per SIMD that registers and LDS allow on that kind of target."""
+    machine = MACHINES[kind]
     granules = -(-max(kernel["vgpr"], 1) // machine["granule"]) * machine["granule"]
     by_registers = min(machine["registers"] // granules, machine["waves"])
     waves_per_group = -(-kernel["threads"] // kernel["wave"])
@@ -179,11 +184,12 @@ def classify(opcodes: list[str]) -> dict[str, int]:
 def report(folder: pathlib.Path) -> dict[str, dict]:
     """'<target> <kernel>' -> everything known about it."""
     rows: dict[str, dict] = {}
+    kinds = kinds_of_targets(TARGETS.read_text())
     for path in sorted(folder.glob("gfx*/*.co")):
         code = disassemble(path)
         for name, kernel in sorted(metadata(path).items()):
             instructions = code[name]
-            kernel["occupancy"] = occupancy(kernel)
+            kernel["occupancy"] = occupancy(kernel, kinds[path.parent.name])
             kernel["bytes"] = instructions[-1][0] - instructions[0][0]
             kernel["loop"] = classify(main_loop(instructions))
             kernel["opcodes"] = len({opcode for _, opcode, _ in instructions})
@@ -212,7 +218,7 @@ def kinds_of_groups(targets: str) -> dict[str, list[str]]:
 
 
 def occupancy_floors(manifest: str, targets: str) -> dict[tuple[str, str], int]:
-    """(kind of target, kernel) -> waves per SIMD that its row asks for, from the texts of manifest.def and targets.h."""
+    """(kind of target, kernel) -> waves per SIMD that its row asks for, from manifest.def and targets.h as texts."""
     floors = {}
     kinds = kinds_of_groups(targets)
     for row in re.findall(r"^FA_ROW\((.*)\)$", manifest, re.MULTILINE):
@@ -277,7 +283,8 @@ def main() -> int:
             "in any build tree"
         )
     if args.update:
-        COMMITTED.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+        lines = [f"{json.dumps(name)}: {json.dumps(rows[name], sort_keys=True)}" for name in sorted(rows)]
+        COMMITTED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     if args.json:
         print(json.dumps(rows, indent=1))
     else:

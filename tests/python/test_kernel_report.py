@@ -89,7 +89,13 @@ def test_reads_metadata_and_the_cheap_path_of_the_main_loop(compiled):
     [(128, 0, 256, 4), (129, 0, 256, 3), (64, 0, 256, 8), (64, 65536, 256, 1), (64, 32768, 512, 4), (512, 0, 256, 1)],
 )
 def test_occupancy_of_cdna(vgpr, lds, threads, waves):
-    assert kernel_report.occupancy(changed(vgpr=vgpr, lds=lds, threads=threads)) == waves
+    assert kernel_report.occupancy(changed(vgpr=vgpr, lds=lds, threads=threads), "cdna") == waves
+
+
+def test_every_kind_of_amd_target_has_a_machine():
+    assert set(kernel_report.kinds_of_targets(kernel_report.TARGETS.read_text()).values()) == set(
+        kernel_report.MACHINES
+    )
 
 
 def test_a_kernel_as_committed_passes():

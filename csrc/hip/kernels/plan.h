@@ -19,6 +19,12 @@ inline constexpr Target kTarget = Target::cdna;
 #elif defined(__gfx1200__) || defined(__gfx1201__)
 #define FA_RDNA4
 inline constexpr Target kTarget = Target::rdna4;
+#elif defined(__GFX9__)
+#define FA_GCN
+inline constexpr Target kTarget = Target::gcn;
+#elif defined(__GFX10__)
+#define FA_RDNA2
+inline constexpr Target kTarget = Target::rdna2;
 #else
 #error "csrc/hip/targets.h has no kind for this target"
 #endif
@@ -65,10 +71,20 @@ struct Plan {
 
 // Rows of other kinds of targets and of other families expand to nothing.
 #define FA_NOTHING(...)
+#if defined(FA_GCN)
+#define FA_TARGET_gcn FA_INSTANCE
+#else
+#define FA_TARGET_gcn FA_NOTHING
+#endif
 #if defined(FA_CDNA)
 #define FA_TARGET_cdna FA_INSTANCE
 #else
 #define FA_TARGET_cdna FA_NOTHING
+#endif
+#if defined(FA_RDNA2)
+#define FA_TARGET_rdna2 FA_INSTANCE
+#else
+#define FA_TARGET_rdna2 FA_NOTHING
 #endif
 #if defined(FA_RDNA4)
 #define FA_TARGET_rdna4 FA_INSTANCE
