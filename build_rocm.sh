@@ -11,7 +11,7 @@
 #   BUILD_TRITON_BACKEND   true builds the variant with the Triton backend, labelled rocm62torch2.5triton; default: false
 set -euo pipefail
 cd "$(dirname "$0")"
-every_target="gfx90a;gfx942;gfx950;gfx1030;gfx1100;gfx1101;gfx1102;gfx1150;gfx1151;gfx1200;gfx1201"
+every_target="gfx900;gfx906;gfx908;gfx90a;gfx942;gfx950;gfx1010;gfx1030;gfx1100;gfx1101;gfx1102;gfx1150;gfx1151;gfx1200;gfx1201"
 
 usage() { sed -n '2,/^set -/{/^#/s/^# \{0,1\}//p}' "$0"; }
 fail() { echo "build_rocm.sh: $*" >&2 && exit 2; }

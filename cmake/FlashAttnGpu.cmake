@@ -1,21 +1,26 @@
 # Code objects of csrc/hip/kernels: targets, the compiler of each, and the archive that the library embeds.
 #
 #   FLASH_ATTN_GPU_ARCHS    `;`-separated targets, `native`, or `none`; default: GPU_ARCHS or PYTORCH_ROCM_ARCH of the environment,
-#                           else every AMD target that a compiler is there for, and NVIDIA's where torch is a CUDA build
+#                           else those of this machine's AMD GPUs, or gfx942 and gfx1201 where it has none, and NVIDIA's where torch
+#                           is a CUDA build, as far as there are compilers
 #   FLASH_ATTN_KERNELS_DIR  takes <target>/<name>.co or .cubin from there instead of compiling
 # docs/building.md says more.
 
-set(FLASH_ATTN_GPU_ARCHS "" CACHE STRING "GPU targets, `;`-separated; native; none; empty: from the environment, else all")
+set(FLASH_ATTN_GPU_ARCHS "" CACHE STRING "GPU targets, `;`-separated; native; none; empty: from the environment, else this machine's or two")
 set(FLASH_ATTN_KERNELS_DIR "" CACHE PATH "Directory of compiled code objects to embed; empty: compile them")
 
-set(flash_attn_amd_targets gfx942 gfx1200 gfx1201)
+# csrc/hip/targets.h has the same names.
+set(flash_attn_amd_targets gfx900 gfx906 gfx908 gfx90a gfx942 gfx950 gfx1010 gfx1011 gfx1012 gfx1030 gfx1031 gfx1032 gfx1034 gfx1035
+    gfx1036 gfx1200 gfx1201)
+# Where this machine has no AMD GPU. Few, so that `pip install .` takes minutes; wheels name more.
 set(flash_attn_default_targets gfx942 gfx1201)
 # What is not in this list but looks like a target of ROCm's is skipped when PYTORCH_ROCM_ARCH names it, because images of torch set
 # that variable to everything that torch was built for.
-set(flash_attn_target_pattern "^(gfx942|gfx1200|gfx1201|sm_[89][0-9]|sm_1[0-9][0-9])$")
+list(JOIN flash_attn_amd_targets "|" flash_attn_amd_pattern)
+set(flash_attn_target_pattern "^(${flash_attn_amd_pattern}|sm_[89][0-9]|sm_1[0-9][0-9])$")
 
-# Targets of the GPUs of this machine.
-function(flash_attn_native_targets result)
+# Targets of the AMD GPUs of this machine; the processors that the tools list too are gfx000.
+function(flash_attn_native_amd_targets result)
   set(found)
   foreach(program IN ITEMS rocm_agent_enumerator /opt/rocm/bin/rocm_agent_enumerator amdgpu-arch)
     execute_process(COMMAND ${program} OUTPUT_VARIABLE output ERROR_QUIET RESULT_VARIABLE status)
@@ -25,6 +30,13 @@ function(flash_attn_native_targets result)
       break()
     endif()
   endforeach()
+  list(REMOVE_DUPLICATES found)
+  set(${result} ${found} PARENT_SCOPE)
+endfunction()
+
+# Targets of the GPUs of this machine.
+function(flash_attn_native_targets result)
+  flash_attn_native_amd_targets(found)
   execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader OUTPUT_VARIABLE output ERROR_QUIET
                   RESULT_VARIABLE status)
   if(status EQUAL 0)
@@ -56,13 +68,18 @@ function(flash_attn_choose_targets targets explicit)
     set(skip_unknown TRUE)
   else()
     set(${explicit} FALSE PARENT_SCOPE)
-    set(${targets} ${flash_attn_default_targets} PARENT_SCOPE)
+    flash_attn_native_amd_targets(chosen)
+    list(FILTER chosen INCLUDE REGEX "${flash_attn_target_pattern}")
+    if(NOT chosen)
+      set(chosen ${flash_attn_default_targets})
+    endif()
     if(FLASH_ATTN_TORCH_DIR)
       file(STRINGS ${FLASH_ATTN_TORCH_DIR}/version.py cuda_line REGEX "^cuda[^=]*= *['\"][0-9]")
       if(cuda_line)
-        set(${targets} ${flash_attn_default_targets} sm_80 sm_90 PARENT_SCOPE)
+        list(APPEND chosen sm_80 sm_90)
       endif()
     endif()
+    set(${targets} ${chosen} PARENT_SCOPE)
     return()
   endif()
   set(chosen)

@@ -46,7 +46,7 @@ def simulated(
     ten thousand times slower. The whole process is switched, one simulation at a time.
 
     Arguments:
-        target: the simulated GPU, "gfx942" or "gfx1201".
+        target: the simulated GPU, such as "gfx942"; one that there is code for in this build.
         schedule: order in which waves run: "in-order", "round-robin" or "random" (by `seed`).
         checks: "all", "none", or a comma-separated list of undefined, races, waits, barriers, unit-checks. A finding
             fails the launch.

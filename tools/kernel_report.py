@@ -27,12 +27,17 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMMITTED = ROOT / "csrc" / "hip" / "manifest_report.json"
 MANIFEST = ROOT / "csrc" / "hip" / "manifest.def"
+TARGETS = ROOT / "csrc" / "hip" / "targets.h"
 GROWTH = 1.10
-TARGETS = {"gfx942": "cdna3", "gfx1200": "rdna4", "gfx1201": "rdna4"}  # as the manifest calls them
 
-# Registers of one SIMD lane, their allocation granule, waves per SIMD at most, SIMDs that share `lds` bytes.
-CDNA = dict(registers=512, granule=8, waves=8, simds=4, lds=65536)
-RDNA = dict(registers=1536, granule=24, waves=16, simds=4, lds=131072)  # of a WGP, in wave32
+# By kind of target: registers of one SIMD lane, their allocation granule, waves per SIMD at most, SIMDs that share
+# `lds` bytes (of a WGP on RDNA, in wave32).
+MACHINES = {
+    "gcn": dict(registers=256, granule=4, waves=10, simds=4, lds=65536),
+    "cdna": dict(registers=512, granule=8, waves=8, simds=4, lds=65536),
+    "rdna2": dict(registers=1024, granule=16, waves=16, simds=4, lds=131072),
+    "rdna4": dict(registers=1536, granule=24, waves=16, simds=4, lds=131072),
+}
 
 NOTE_FIELDS = {
     "vgpr": "vgpr_count",
@@ -91,9 +96,9 @@ def metadata(path: pathlib.Path) -> dict[str, dict]:
     return kernels
 
 
-def occupancy(kernel: dict) -> int:
-    """Waves per SIMD that registers and LDS allow."""
-    machine = CDNA if kernel["wave"] == 64 else RDNA
+def occupancy(kernel: dict, kind: str) -> int:
+    """Waves per SIMD that registers and LDS allow on that kind of target."""
+    machine = MACHINES[kind]
     granules = -(-max(kernel["vgpr"], 1) // machine["granule"]) * machine["granule"]
     by_registers = min(machine["registers"] // granules, machine["waves"])
     waves_per_group = -(-kernel["threads"] // kernel["wave"])
@@ -179,11 +184,12 @@ def classify(opcodes: list[str]) -> dict[str, int]:
 def report(folder: pathlib.Path) -> dict[str, dict]:
     """'<target> <kernel>' -> everything known about it."""
     rows: dict[str, dict] = {}
+    kinds = kinds_of_targets(TARGETS.read_text())
     for path in sorted(folder.glob("gfx*/*.co")):
         code = disassemble(path)
         for name, kernel in sorted(metadata(path).items()):
             instructions = code[name]
-            kernel["occupancy"] = occupancy(kernel)
+            kernel["occupancy"] = occupancy(kernel, kinds[path.parent.name])
             kernel["bytes"] = instructions[-1][0] - instructions[0][0]
             kernel["loop"] = classify(main_loop(instructions))
             kernel["opcodes"] = len({opcode for _, opcode, _ in instructions})
@@ -197,22 +203,40 @@ def head_dim(name: str) -> int:
     return int(match.group(1)) if match else 0
 
 
-def occupancy_floors(manifest: str) -> dict[tuple[str, str], int]:
-    """(the manifest's target, kernel) -> waves per SIMD that its row asks for, from the text of manifest.def."""
+def kinds_of_targets(targets: str) -> dict[str, str]:
+    """Target -> its kind, from the text of targets.h."""
+    return dict(re.findall(r"\bX\((gfx\w+), (\w+)\)", targets))
+
+
+def kinds_of_groups(targets: str) -> dict[str, list[str]]:
+    """What a row may name -> the kinds of targets that this stands for, from the text of targets.h."""
+    kinds: dict[str, list[str]] = {}
+    for name, text in re.findall(r"^#define FA_ROWS_(\w+)\(\.\.\.\) (.*)$", targets, re.MULTILINE):
+        groups = [kind for group in re.findall(r"FA_ROWS_(\w+)\(", text) for kind in kinds[group]]
+        kinds[name] = re.findall(r"FA_ROW_OF\((\w+)", text) + groups
+    return kinds
+
+
+def occupancy_floors(manifest: str, targets: str) -> dict[tuple[str, str], int]:
+    """(kind of target, kernel) -> waves per SIMD that its row asks for, from manifest.def and targets.h as texts."""
     floors = {}
+    kinds = kinds_of_groups(targets)
     for row in re.findall(r"^FA_ROW\((.*)\)$", manifest, re.MULTILINE):
         fields = [field.strip() for field in row.split(",")]
-        family, target, dtype, width, _, variant, *_, waves = fields
-        floors[target, f"fa_{family}_{dtype}_d{width}_{variant}"] = int(waves)
+        family, group, dtype, width, _, variant, *_, waves = fields
+        for kind in kinds[group]:
+            floors[kind, f"fa_{family}_{dtype}_d{width}_{variant}"] = int(waves)
     return floors
 
 
 def problems(rows: dict[str, dict], committed: dict[str, dict], floors: dict[tuple[str, str], int]) -> list[str]:
-    """What --check fails on."""
+    """What --check fails on. Targets that were not compiled are not asked for."""
     found = []
+    kinds = kinds_of_targets(TARGETS.read_text())
+    compiled = {name.split()[0] for name in rows}
     for name, kernel in rows.items():
         target, symbol = name.split()
-        floor = floors.get((TARGETS[target], symbol))
+        floor = floors.get((kinds[target], symbol))
         if floor is None:
             found.append(f"{name}: not in {MANIFEST.name}")
         elif kernel["occupancy"] < floor:
@@ -227,7 +251,8 @@ def problems(rows: dict[str, dict], committed: dict[str, dict], floors: dict[tup
             now, was = (k["loop"][field] if field in k["loop"] else k[field] for k in (kernel, before))
             if now > was * GROWTH + 8:
                 found.append(f"{name}: {field} grew from {was} to {now}")
-    return found + [f"{name}: gone; run with --update" for name in committed if name not in rows]
+    gone = [name for name in committed if name not in rows and name.split()[0] in compiled]
+    return found + [f"{name}: gone; run with --update" for name in gone]
 
 
 def print_table(rows: dict[str, dict]) -> None:
@@ -258,7 +283,8 @@ def main() -> int:
             "in any build tree"
         )
     if args.update:
-        COMMITTED.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+        lines = [f"{json.dumps(name)}: {json.dumps(rows[name], sort_keys=True)}" for name in sorted(rows)]
+        COMMITTED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     if args.json:
         print(json.dumps(rows, indent=1))
     else:
@@ -266,7 +292,7 @@ def main() -> int:
     if not args.check:
         return 0
     committed = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else {}
-    found = problems(rows, committed, occupancy_floors(MANIFEST.read_text()))
+    found = problems(rows, committed, occupancy_floors(MANIFEST.read_text(), TARGETS.read_text()))
     for problem in found:
         print(f"kernel_report: {problem}", file=sys.stderr)
     return 1 if found else 0

@@ -16,9 +16,12 @@ jobs=${MAX_JOBS:-$(nproc)}
 # The code objects that the first build compiled, for builds that need not compile them again.
 compiled_kernels() { [ ! -d build/dev/kernels/gfx942 ] || echo "-DFLASH_ATTN_KERNELS_DIR=$PWD/build/dev/kernels"; }
 
-# build_package ON|OFF [CMAKE-ARGUMENT]: into the source tree; ON: the C++ tests too.
+# build_package ON|OFF [CMAKE-ARGUMENT]: into the source tree; ON: the C++ tests too. Code objects are for every target that the
+# tests simulate.
 build_package() {
-  FLASH_ATTN_BUILD_DIR=$build_dir CMAKE_ARGS="-DFLASH_ATTN_WERROR=ON -DFLASH_ATTN_TESTS=$1 ${2:-} ${CMAKE_ARGS:-}" \
+  local targets=${GPU_ARCHS:-}
+  [ -n "$targets" ] || ! command -v clang++-22 >/dev/null || targets="gfx906;gfx90a;gfx942;gfx950;gfx1030;gfx1201"
+  GPU_ARCHS=$targets FLASH_ATTN_BUILD_DIR=$build_dir CMAKE_ARGS="-DFLASH_ATTN_WERROR=ON -DFLASH_ATTN_TESTS=$1 ${2:-} ${CMAKE_ARGS:-}" \
     "$venv/bin/python" -m pip -v install --no-build-isolation --no-deps --no-input -e .
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/platform.h"
+#include "hip/targets.h"
 
 namespace flash_attn::gpu {
 
@@ -15,7 +16,6 @@ enum class Family : std::uint8_t {
   backward_dq,
   forward_dmask,
 };
-enum class Target : std::uint8_t { cdna3, rdna4, cuda };
 enum class EngineKind : std::uint8_t { Mfma, Wmma, MmaSync, Fma };
 
 struct KernelShape {
@@ -24,7 +24,7 @@ struct KernelShape {
   EngineKind engine;
   int element_size, D, Dv, tile, kept_tiles, waves, streamed_rows;
 
-  constexpr int wave() const { return target == Target::cdna3 ? 64 : 32; }
+  constexpr int wave() const { return target == Target::gcn || target == Target::cdna ? 64 : 32; }
   constexpr int threads() const { return waves * wave(); }
   constexpr int block_rows() const { return waves * kept_tiles * tile; }
   constexpr int lds_limit() const { return target == Target::cuda ? 163 * 1024 : 64 * 1024; }

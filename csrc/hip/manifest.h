@@ -1,6 +1,7 @@
 // The manifest (manifest.def) as a table: every kernel of every target with what a launch needs to know. Host only.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "flash_attn/attention.h"
@@ -48,22 +49,31 @@ constexpr const char* object_name(Family family) {
 }
 
 inline constexpr KernelRow kKernels[] = {
-#define FA_ROW(family, target, dtype, D, Dv, variant, engine, tile, kept, waves, streamed, occupancy) \
-  {Family::family,                                                                                    \
-   Target::target,                                                                                    \
-   DType::dtype,                                                                                      \
-   D,                                                                                                 \
-   Dv,                                                                                                \
-   Variant::variant,                                                                                  \
-   EngineKind::engine,                                                                                \
-   tile,                                                                                              \
-   kept,                                                                                              \
-   waves,                                                                                             \
-   streamed,                                                                                          \
-   occupancy,                                                                                         \
+#define FA_ROW_OF(target, family, dtype, D, Dv, variant, engine, tile, kept, waves, streamed, occupancy) \
+  {Family::family,                                                                                       \
+   Target::target,                                                                                       \
+   DType::dtype,                                                                                         \
+   D,                                                                                                    \
+   Dv,                                                                                                   \
+   Variant::variant,                                                                                     \
+   EngineKind::engine,                                                                                   \
+   tile,                                                                                                 \
+   kept,                                                                                                 \
+   waves,                                                                                                \
+   streamed,                                                                                             \
+   occupancy,                                                                                            \
    "fa_" #family "_" #dtype "_d" #D "_" #variant},
 #include "hip/manifest.def"
-#undef FA_ROW
+#undef FA_ROW_OF
 };
+
+// The kind of an AMD target such as "gfx942"; nothing where there are no kernels for it.
+constexpr std::optional<Target> amd_target(std::string_view name) {
+#define FA_KIND_OF(target, kind) \
+  if (name == #target) return Target::kind;
+  FA_AMD_TARGETS(FA_KIND_OF)
+#undef FA_KIND_OF
+  return std::nullopt;
+}
 
 }  // namespace flash_attn::gpu

@@ -26,9 +26,7 @@ std::string last_component(const std::string& directory) {
 SimulatedDevice::SimulatedDevice(const std::string& directory)
     : directory_(directory), target_name_(last_component(directory)), device_(target_name_) {}
 
-gpu::Target SimulatedDevice::target() const {
-  return target_name_.rfind("gfx9", 0) == 0 ? gpu::Target::cdna3 : gpu::Target::rdna4;
-}
+gpu::Target SimulatedDevice::target() const { return gpu::amd_target(target_name_).value(); }
 
 void* SimulatedDevice::allocate(std::size_t bytes) {
   char* const p = new char[bytes];

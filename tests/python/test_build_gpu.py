@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -34,26 +35,32 @@ def configure(tmp_path, *options, path=None, **environment):
 def test_an_unknown_target_is_refused(tmp_path, variable):
     status, output = configure(tmp_path, **{variable: "gfx942;mi300"})
     assert status != 0
-    assert f"{variable} names the GPU target 'mi300'; accepted are gfx942" in output
+    assert f"{variable} names the GPU target 'mi300'; accepted are gfx900;gfx906;" in output
 
 
 def test_a_target_without_kernels_is_refused_when_asked_for(tmp_path):
-    status, output = configure(tmp_path, GPU_ARCHS="gfx90a")
-    assert status != 0 and "'gfx90a'" in output and "accepted are" in output
+    status, output = configure(tmp_path, GPU_ARCHS="gfx803")
+    assert status != 0 and "'gfx803'" in output and "accepted are" in output
 
 
 @needs_clang
 def test_rocm_arch_of_an_image_may_name_more_than_there_is(tmp_path):
-    status, output = configure(tmp_path, PYTORCH_ROCM_ARCH="gfx900;gfx942:xnack-;gfx1201")
+    status, output = configure(tmp_path, PYTORCH_ROCM_ARCH="gfx803;gfx90a:xnack-;gfx1201")
     assert status == 0, output
-    assert "gfx900 (from PYTORCH_ROCM_ARCH): no kernels for it yet, skipped" in output
-    assert "GPU target gfx942: " in output and "GPU target gfx1201: " in output
+    assert "gfx803 (from PYTORCH_ROCM_ARCH): no kernels for it yet, skipped" in output
+    assert "GPU target gfx90a: " in output and "GPU target gfx1201: " in output
+
+
+def test_cmake_and_the_host_name_the_same_targets():
+    listed = re.search(r"set\(flash_attn_amd_targets ([^)]*)\)", (ROOT / "cmake" / "FlashAttnGpu.cmake").read_text())
+    kinds = re.findall(r"\bX\((gfx\w+), \w+\)", (ROOT / "csrc" / "hip" / "targets.h").read_text())
+    assert listed.group(1).split() == kinds
 
 
 def test_rocm_arch_without_any_target_that_there_is_is_refused(tmp_path):
-    status, output = configure(tmp_path, PYTORCH_ROCM_ARCH="gfx900;gfx803")
+    status, output = configure(tmp_path, PYTORCH_ROCM_ARCH="gfx701;gfx803")
     assert status != 0
-    assert "no kernels for any GPU target of PYTORCH_ROCM_ARCH, which is 'gfx900;gfx803'; accepted are gfx942" in output
+    assert "no kernels for any GPU target of PYTORCH_ROCM_ARCH, which is 'gfx701;gfx803'; accepted are gfx900" in output
 
 
 @needs_clang
@@ -73,6 +80,17 @@ def test_native_without_a_gpu_says_what_was_asked(tmp_path):
         pytest.skip("this machine has a tool that finds GPUs")
     status, output = configure(tmp_path, GPU_ARCHS="native")
     assert status != 0 and "no GPU was found" in output and "GPU_ARCHS=gfx942" in output
+
+
+@needs_clang
+@pytest.mark.parametrize("listed, built", [("gfx000\ngfx90a\ngfx90a", ["gfx90a"]), ("gfx000", ["gfx942", "gfx1201"])])
+def test_the_default_is_the_machines_own_gpus_or_else_two(tmp_path, listed, built):
+    tool = tmp_path / "rocm_agent_enumerator"
+    tool.write_text(f"#!/bin/sh\nprintf '{listed}\\n'\n")
+    tool.chmod(0o755)
+    status, output = configure(tmp_path, path=f"{tmp_path}:{os.environ['PATH']}")
+    assert status == 0, output
+    assert re.findall(r"GPU target (gfx\w+): ", output) == built
 
 
 def bare_path(tmp_path):

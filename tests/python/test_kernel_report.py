@@ -15,7 +15,12 @@ KERNEL = {
     "vgpr": 250, "agpr": 0, "sgpr": 60, "vgpr_spills": 0, "sgpr_spills": 0, "scratch": 0, "lds": 16384, "threads": 256,
     "wave": 64, "occupancy": 2, "bytes": 15000, "loop": LOOP,
 }  # fmt: skip
-MANIFEST = "// comment\nFA_ROW(forward, cdna3, bf16, 128, 128, plain,   Mfma, 16, 3, 4, 32, 2)\n"
+MANIFEST = "// comment\nFA_ROW(forward, matrix, bf16, 128, 128, plain,   Mfma, 16, 3, 4, 32, 2)\n"
+TARGETS = """
+#define FA_ROWS_cdna(...) FA_ROW_OF(cdna, __VA_ARGS__)
+#define FA_ROWS_rdna4(...) FA_ROW_OF(rdna4, __VA_ARGS__)
+#define FA_ROWS_matrix(...) FA_ROWS_cdna(__VA_ARGS__) FA_ROWS_rdna4(__VA_ARGS__)
+"""
 
 NOTES = """
 amdhsa.kernels:
@@ -59,7 +64,7 @@ def compiled(monkeypatch, tmp_path):
 
 
 def found(kernel, committed=KERNEL, manifest=MANIFEST):
-    floors = kernel_report.occupancy_floors(manifest)
+    floors = kernel_report.occupancy_floors(manifest, TARGETS)
     return kernel_report.problems({NAME: kernel}, {NAME: committed} if committed else {}, floors)
 
 
@@ -84,7 +89,13 @@ def test_reads_metadata_and_the_cheap_path_of_the_main_loop(compiled):
     [(128, 0, 256, 4), (129, 0, 256, 3), (64, 0, 256, 8), (64, 65536, 256, 1), (64, 32768, 512, 4), (512, 0, 256, 1)],
 )
 def test_occupancy_of_cdna(vgpr, lds, threads, waves):
-    assert kernel_report.occupancy(changed(vgpr=vgpr, lds=lds, threads=threads)) == waves
+    assert kernel_report.occupancy(changed(vgpr=vgpr, lds=lds, threads=threads), "cdna") == waves
+
+
+def test_every_kind_of_amd_target_has_a_machine():
+    assert set(kernel_report.kinds_of_targets(kernel_report.TARGETS.read_text()).values()) == set(
+        kernel_report.MACHINES
+    )
 
 
 def test_a_kernel_as_committed_passes():
@@ -112,14 +123,18 @@ def test_reports_what_is_planted(planted, reported):
 def test_reports_kernels_that_are_new_gone_or_not_in_the_manifest():
     assert "not in manifest_report.json" in found(KERNEL, committed=None)[0]
     assert "not in manifest.def" in found(KERNEL, manifest="")[0]
-    floors = kernel_report.occupancy_floors(MANIFEST)
-    assert "gone" in kernel_report.problems({}, {NAME: KERNEL}, floors)[0]
+    floors = kernel_report.occupancy_floors(MANIFEST, TARGETS)
+    other = NAME.replace("d128", "d64")
+    assert f"{other}: gone" in kernel_report.problems({NAME: KERNEL}, {NAME: KERNEL, other: KERNEL}, floors)[0]
+    not_compiled = NAME.replace("gfx942", "gfx1201")
+    assert kernel_report.problems({NAME: KERNEL}, {NAME: KERNEL, not_compiled: KERNEL}, floors) == []
 
 
 def test_every_row_of_the_manifest_has_a_floor():
-    manifest = kernel_report.MANIFEST.read_text()
-    floors = kernel_report.occupancy_floors(manifest)
-    assert len(floors) == manifest.count("\nFA_ROW(")
+    manifest, targets = kernel_report.MANIFEST.read_text(), kernel_report.TARGETS.read_text()
+    floors = kernel_report.occupancy_floors(manifest, targets)
+    assert {kind for kind, _ in floors} == {*kernel_report.kinds_of_targets(targets).values(), "cuda"}
+    assert len(floors) > manifest.count("\nFA_ROW(") > 100
     committed = json.loads(kernel_report.COMMITTED.read_text())
     assert kernel_report.problems(committed, committed, floors) == []
 

@@ -70,9 +70,10 @@ class GpuBackend final : public Backend {
     e.kernel = list_names(rows);
     e.instruction_set = device.target;
     for (const KernelRow* row : rows) e.tile += (e.tile.empty() ? "" : "; ") + tile_of(*row);
+    const bool has_no_other = rows.back()->variant != choice.variant;
     e.reasons = {std::string("GPU ") + std::to_string(executor.gpu.device) + " is a " + device.target + " (" +
                      device.runtime + ")",
-                 choice.reason,
+                 has_no_other ? "general variant: " + device.target + " has no other" : choice.reason,
                  std::string("head dims D = ") + std::to_string(p.D) + ", Dv = " + std::to_string(p.Dv) +
                      " are padded to the kernel's " + std::to_string(rows.back()->D) + ", " +
                      std::to_string(rows.back()->Dv)};

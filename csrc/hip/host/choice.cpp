@@ -16,6 +16,12 @@ std::string embedded_list() {
   return "this build has no GPU code: " + missing_code_objects();
 }
 
+std::string all_targets() {
+#define FA_LISTED(name, kind) #name ", "
+  return FA_AMD_TARGETS(FA_LISTED) "and sm_80 or later";
+#undef FA_LISTED
+}
+
 // The narrowest row that holds D and Dv.
 const KernelRow* narrowest(const Problem& p, Family family, Target target, Variant variant) {
   const KernelRow* best = nullptr;
@@ -48,12 +54,10 @@ const KernelRow* find(const Problem& p, Family family, Target target, Variant va
 }  // namespace
 
 Target target_kind(const std::string& target) {
-  if (target == "gfx942") return Target::cdna3;
-  if (target == "gfx1200" || target == "gfx1201") return Target::rdna4;
+  if (const std::optional<Target> kind = amd_target(target)) return *kind;
   if (target.rfind("sm_", 0) == 0 && std::atoi(target.c_str() + 3) >= 80) return Target::cuda;
-  throw NotSupported("flash_attn: there are no kernels for the GPU " + target +
-                     "; kernels exist for gfx942, gfx1200, gfx1201 and sm_80 or later; " + embedded_list() +
-                     ". Move the tensors to the CPU");
+  throw NotSupported("flash_attn: there are no kernels for the GPU " + target + "; kernels exist for " + all_targets() +
+                     "; " + embedded_list() + ". Move the tensors to the CPU");
 }
 
 VariantChoice choose_variant(const Problem& p, bool regular) {

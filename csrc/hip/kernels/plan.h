@@ -13,10 +13,20 @@ inline constexpr bool plain = false, general = true;
 
 #if !FA_AMD
 inline constexpr Target kTarget = Target::cuda;
-#elif FA_WAVE == 64
-inline constexpr Target kTarget = Target::cdna3;
-#else
+#elif defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
+#define FA_CDNA
+inline constexpr Target kTarget = Target::cdna;
+#elif defined(__gfx1200__) || defined(__gfx1201__)
+#define FA_RDNA4
 inline constexpr Target kTarget = Target::rdna4;
+#elif defined(__GFX9__)
+#define FA_GCN
+inline constexpr Target kTarget = Target::gcn;
+#elif defined(__GFX10__)
+#define FA_RDNA2
+inline constexpr Target kTarget = Target::rdna2;
+#else
+#error "csrc/hip/targets.h has no kind for this target"
 #endif
 
 // Where a backward kernel's kept operands are.
@@ -59,14 +69,24 @@ struct Plan {
 
 }  // namespace flash_attn::gpu
 
-// Rows of other targets and families expand to nothing.
+// Rows of other kinds of targets and of other families expand to nothing.
 #define FA_NOTHING(...)
-#if defined(__gfx942__)
-#define FA_TARGET_cdna3 FA_INSTANCE
+#if defined(FA_GCN)
+#define FA_TARGET_gcn FA_INSTANCE
 #else
-#define FA_TARGET_cdna3 FA_NOTHING
+#define FA_TARGET_gcn FA_NOTHING
 #endif
-#if defined(__gfx1200__) || defined(__gfx1201__)
+#if defined(FA_CDNA)
+#define FA_TARGET_cdna FA_INSTANCE
+#else
+#define FA_TARGET_cdna FA_NOTHING
+#endif
+#if defined(FA_RDNA2)
+#define FA_TARGET_rdna2 FA_INSTANCE
+#else
+#define FA_TARGET_rdna2 FA_NOTHING
+#endif
+#if defined(FA_RDNA4)
 #define FA_TARGET_rdna4 FA_INSTANCE
 #else
 #define FA_TARGET_rdna4 FA_NOTHING
@@ -76,7 +96,7 @@ struct Plan {
 #else
 #define FA_TARGET_cuda FA_INSTANCE
 #endif
-#define FA_ROW(family, target, ...) FA_TARGET_##target(family, __VA_ARGS__)
+#define FA_ROW_OF(target, family, ...) FA_TARGET_##target(family, __VA_ARGS__)
 #define FA_INSTANCE(family, ...) FA_FAMILY_##family(__VA_ARGS__)
 
 // LDS is static on AMD, and dynamic on NVIDIA, whose static limit is 48 KB.

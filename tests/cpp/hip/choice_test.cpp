@@ -54,10 +54,35 @@ TEST(Choice, TheNarrowestRowIsTaken) {
     const auto name = [&](index_t D, index_t Dv) {
       return std::string(choose_kernels(problem(DType::bf16, D, Dv), Pass::forward, target, Variant::plain)[0]->name);
     };
-    EXPECT_EQ(name(64, 64), "fa_forward_bf16_d64_plain");
-    EXPECT_EQ(name(65, 8), "fa_forward_bf16_d128_plain");
-    EXPECT_EQ(name(8, 129), "fa_forward_bf16_d256_plain");
+    const bool has_matrix_engine = target_kind(target) != Target::gcn && target_kind(target) != Target::rdna2;
+    const std::string variant = has_matrix_engine ? "plain" : "general";
+    EXPECT_EQ(name(64, 64), "fa_forward_bf16_d64_" + variant);
+    EXPECT_EQ(name(65, 8), "fa_forward_bf16_d128_" + variant);
+    EXPECT_EQ(name(8, 129), "fa_forward_bf16_d256_" + variant);
   }
+}
+
+TEST(Choice, EveryKindOfTargetHasRowsForEveryDtypeAndPass) {
+  for (const Target target : {Target::gcn, Target::cdna, Target::rdna2, Target::rdna4, Target::cuda})
+    for (const DType dtype : {DType::f16, DType::bf16, DType::f32})
+      for (const int D : {64, 128, 256}) {
+        const auto has = [&](Family family) {
+          return std::any_of(std::begin(kKernels), std::end(kKernels), [&](const KernelRow& row) {
+            return row.family == family && row.target == target && row.dtype == dtype && row.D == D &&
+                   row.variant == Variant::general;
+          });
+        };
+        EXPECT_TRUE(has(Family::forward) && has(Family::backward_dq)) << to_string(dtype) << D;
+        EXPECT_NE(has(Family::backward_dkdv), has(Family::backward_dk) && has(Family::backward_dv)) << D;
+      }
+}
+
+TEST(Choice, TargetsHaveTheirKind) {
+  EXPECT_EQ(target_kind("gfx906"), Target::gcn);
+  EXPECT_EQ(target_kind("gfx90a"), Target::cdna);
+  EXPECT_EQ(target_kind("gfx1030"), Target::rdna2);
+  EXPECT_EQ(target_kind("gfx1201"), Target::rdna4);
+  EXPECT_EQ(target_kind("sm_90"), Target::cuda);
 }
 
 TEST(Choice, RefusalsNameWhatThereIs) {
@@ -94,11 +119,13 @@ TEST(Choice, FeaturesThatNeedTheGeneralVariant) {
 
 TEST(CodeObjects, EveryRowOfEveryTargetIsInItsObject) {
   for (const std::string& target : embedded_targets())
-    for (const KernelRow& row : kKernels) {
-      if (row.target != target_kind(target)) continue;
-      const std::vector<std::byte> object = unpack_code_object(target, object_name(row.family));
+    for (const std::string_view name : {"forward", "backward"}) {
+      const std::vector<std::byte> object = unpack_code_object(target, std::string(name));
       const std::string_view text(reinterpret_cast<const char*>(object.data()), object.size());
-      ASSERT_NE(text.find(row.name), std::string_view::npos) << row.name << " in " << target;
+      for (const KernelRow& row : kKernels) {
+        if (row.target != target_kind(target) || object_name(row.family) != name) continue;
+        ASSERT_NE(text.find(row.name), std::string_view::npos) << row.name << " in " << target;
+      }
     }
 }
 

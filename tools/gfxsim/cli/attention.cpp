@@ -87,7 +87,7 @@ class Filler {
 };
 
 const gpu::KernelRow& find_row(const Options& options) {
-  const gpu::Target target = options.target.rfind("gfx9", 0) == 0 ? gpu::Target::cdna3 : gpu::Target::rdna4;
+  const std::optional<gpu::Target> target = gpu::amd_target(options.target);
   for (const gpu::KernelRow& row : gpu::kKernels)
     if (row.target == target && row.name == options.kernel && row.family != gpu::Family::forward_dmask) return row;
   throw Error("--attention: forward and backward have no kernel '" + options.kernel + "' for " + options.target);

@@ -15,16 +15,29 @@ namespace gfxsim::hip {
 namespace {
 
 struct Hardware {
-  int wave, multiprocessors, major, minor;
-  const char* architecture;  // as the runtime names it, with the features of the device
+  std::string_view target;
+  const char* features;  // which the runtime names behind the target
+  int multiprocessors, major, minor;
 };
 
-// One MI300X, or one Radeon RX 9070 XT, whose multiprocessors HIP counts as pairs of compute units.
-Hardware hardware(const std::string& target) {
-  if (target == "gfx942") return {64, 304, 9, 4, "gfx942:sramecc+:xnack-"};
-  if (target == "gfx950") return {64, 256, 9, 5, "gfx950:sramecc+:xnack-"};
-  return {32, 32, 12, 0, target == "gfx1200" ? "gfx1200" : "gfx1201"};
+// One MI50, MI100, half of an MI250X, MI300X, MI355X, RX 6900 XT, RX 9060 XT or RX 9070 XT. HIP's multiprocessors are
+// pairs of compute units on RDNA.
+constexpr Hardware kHardware[] = {
+    {"gfx906", ":sramecc+:xnack-", 60, 9, 0},
+    {"gfx908", ":sramecc+:xnack-", 120, 9, 0},
+    {"gfx90a", ":sramecc+:xnack-", 110, 9, 0},
+    {"gfx942", ":sramecc+:xnack-", 304, 9, 4},
+    {"gfx950", ":sramecc+:xnack-", 256, 9, 5},
+    {"gfx1030", "", 40, 10, 3},
+    {"gfx1200", "", 16, 12, 0},
+    {"gfx1201", "", 32, 12, 0},
+};
+const Hardware& hardware(const std::string& target) {
+  for (const Hardware& device : kHardware)
+    if (device.target == target) return device;
+  throw Error("there is no device for the target " + target);
 }
+int wave_lanes(const std::string& target) { return find_target(target).generation == 9 ? 64 : 32; }
 constexpr int kMaxThreads = 1024;
 
 struct ThreadState {
@@ -88,14 +101,14 @@ const StatusName& describe(int status) {
 }
 
 int attribute(const std::string& target, int attribute) {
-  const Hardware device = hardware(target);
+  const Hardware& device = hardware(target);
   switch (attribute) {
     case kComputeCapabilityMajor: return device.major;
     case kComputeCapabilityMinor: return device.minor;
     case kMaxThreadsPerBlock: return kMaxThreads;
     case kMultiprocessorCount: return device.multiprocessors;
     case kMaxSharedMemoryPerBlock: return int(find_target(target).lds_bytes);
-    case kWarpSize: return device.wave;
+    case kWarpSize: return wave_lanes(target);
     default: break;
   }
   throw Failure{kInvalidValue,
@@ -103,14 +116,14 @@ int attribute(const std::string& target, int attribute) {
 }
 
 DeviceProperties properties(const std::string& target) {
-  const Hardware device = hardware(target);
+  const Hardware& device = hardware(target);
   DeviceProperties out{};
   std::strncpy(out.name, ("gfxsim " + target).c_str(), sizeof out.name - 1);
-  std::strncpy(out.gcn_arch_name, device.architecture, sizeof out.gcn_arch_name - 1);
+  std::strncpy(out.gcn_arch_name, (target + device.features).c_str(), sizeof out.gcn_arch_name - 1);
   out.total_global_memory = std::size_t(1) << 36;
   out.shared_memory_per_block = find_target(target).lds_bytes;
   out.registers_per_block = 65536;
-  out.warp_size = device.wave;
+  out.warp_size = wave_lanes(target);
   out.max_threads_per_block = kMaxThreads;
   for (int& limit : out.max_threads_dim) limit = kMaxThreads;
   for (int& limit : out.max_grid_size) limit = 0x7fffffff;

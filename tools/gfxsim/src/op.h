@@ -112,7 +112,7 @@ struct Op {
   std::array<Operand, 7> operand{};
   std::uint8_t operands = 0;
 
-  std::int32_t offset0 = 0, offset1 = 0;  // memory offsets, wait counts, branch displacement
+  std::int32_t offset0 = 0, offset1 = 0;  // memory offsets, wait counts, branch displacement, truth table
   std::uint8_t op_sel = 0, op_sel_hi = 0, neg_lo = 0, neg_hi = 0;
   bool clamp = false;
   std::int8_t omod = 0;  // exponent of the output factor: 1, 2 or -1

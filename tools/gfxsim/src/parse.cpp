@@ -20,6 +20,8 @@ Op refuse(Op op, const std::string& why) {
 bool parse_wait(std::string_view text, Op& op) {
   op.offset0 = op.offset1 = kNoWait;
   if (op.opcode->name != "s_waitcnt") {
+    constexpr std::string_view no_register = "null, ";
+    if (starts_with(text, no_register)) text.remove_prefix(no_register.size());
     const auto count = parse_integer(text);
     op.offset0 = std::int32_t(count.value_or(0));
     return count.has_value();

@@ -26,10 +26,8 @@ void check_modes(const Kernel& kernel) {
   if (bits(rsrc1, 16, 4) != 15)
     throw Error("kernel " + kernel.info.name +
                 " flushes denormals, which is not simulated: compile without -fgpu-flush-denormals-to-zero");
-  if (bits(kernel.descriptor.properties, 0, 1)) throw Error("a private segment buffer is not simulated");
-  if (kernel.descriptor.properties & (kQueuePointer | kFlatScratchInit))
-    throw Error("kernel " + kernel.info.name +
-                " needs a queue pointer or flat scratch registers, which are not simulated");
+  if (kernel.descriptor.properties & kQueuePointer)
+    throw Error("kernel " + kernel.info.name + " needs a queue pointer, which is not simulated");
 }
 
 std::uint32_t hidden_value(const Launch& launch, const KernelArgument& argument, bool& known) {
@@ -105,9 +103,14 @@ void set_scalars(const Launch& launch, const Workgroup& group, Wave& wave) {
   const KernelDescriptor& d = launch.kernel.descriptor;
   ScalarSetup setup(wave);
   const auto address = [](const std::vector<std::byte>& data) { return reinterpret_cast<std::uint64_t>(data.data()); };
+  if (d.properties & kPrivateBuffer) {
+    setup.add64(kPrivateAperture);
+    setup.add64(~std::uint64_t(0));
+  }
   if (d.properties & kDispatchPointer) setup.add64(address(launch.packet));
   if (d.properties & kKernargPointer) setup.add64(address(launch.kernarg));
   if (d.properties & kDispatchId) setup.add64(1);
+  if (d.properties & kFlatScratchInit) setup.add64(0);
   if (d.properties & kPrivateSize) setup.add(d.scratch_bytes);
   const unsigned preloaded = bits(d.preload, 0, 7), first = bits(d.preload, 7, 9);
   for (unsigned i = 0; i < preloaded; ++i) {
@@ -125,15 +128,20 @@ void set_scalars(const Launch& launch, const Workgroup& group, Wave& wave) {
     if (bits(d.rsrc2, 8, 1)) setup.add(group.id.y);
     if (bits(d.rsrc2, 9, 1)) setup.add(group.id.z);
     if (bits(d.rsrc2, 10, 1)) setup.add(0);
+    // Where the wave's scratch begins in the private segment buffer.
+    if (bits(d.rsrc2, 0, 1) && (d.properties & kPrivateBuffer)) setup.add(0);
   }
   setup.set(kExec, std::uint32_t(wave.launched));
   setup.set(kExec + 1, std::uint32_t(wave.launched >> 32));
   setup.set(kNull, 0);
 }
 
-// Work-item ids of the wave's lanes, packed as 10 bits each for x, y and z.
+// Work-item ids of the wave's lanes: x, y and z in 10 bits each of one register, or in a register each, as far as the
+// kernel asks for them.
 void set_vectors(const Launch& launch, Wave& wave) {
   const std::uint64_t threads = launch.block.count();
+  const bool packs = launch.program.target->packs_items;
+  const int registers = packs ? 1 : 1 + int(bits(launch.kernel.descriptor.rsrc2, 11, 2));
   wave.launched = 0;
   for (int lane = 0; lane < wave.lanes; ++lane) {
     const std::uint64_t item = std::uint64_t(wave.id) * std::uint64_t(wave.lanes) + std::uint64_t(lane);
@@ -141,9 +149,11 @@ void set_vectors(const Launch& launch, Wave& wave) {
     wave.launched |= std::uint64_t(1) << lane;
     const std::uint64_t x = item % launch.block.x, y = item / launch.block.x % launch.block.y,
                         z = item / (std::uint64_t(launch.block.x) * launch.block.y);
-    wave.v[0][lane] = std::uint32_t(x | y << 10 | z << 20);
+    wave.v[0][lane] = std::uint32_t(packs ? x | y << 10 | z << 20 : x);
+    if (registers > 1) wave.v[1][lane] = std::uint32_t(y);
+    if (registers > 2) wave.v[2][lane] = std::uint32_t(z);
   }
-  wave.v_defined[0] = {wave.all_lanes(), wave.all_lanes()};
+  for (int i = 0; i < registers; ++i) wave.v_defined[i] = {wave.all_lanes(), wave.all_lanes()};
 }
 
 }  // namespace

@@ -6,10 +6,14 @@ namespace gfxsim {
 
 const Target& find_target(std::string_view name) {
   static const Target targets[] = {
-      {"gfx942", 9, false, false, false, 32},
-      {"gfx950", 9, false, false, false, 64, 160 * 1024},
-      {"gfx1200", 12, true, true, true, 32},
-      {"gfx1201", 12, true, true, true, 32},
+      {.name = "gfx906", .packs_items = false},
+      {.name = "gfx908", .packs_items = false},
+      {.name = "gfx90a"},
+      {.name = "gfx942"},
+      {.name = "gfx950", .lds_banks = 64, .lds_bytes = 160 * 1024},
+      {.name = "gfx1030", .generation = 10, .counts_stores = true, .keeps_high_half = true, .packs_items = false},
+      {.name = "gfx1200", .generation = 12, .counts_stores = true, .keeps_high_half = true, .groups_in_ttmp = true},
+      {.name = "gfx1201", .generation = 12, .counts_stores = true, .keeps_high_half = true, .groups_in_ttmp = true},
   };
   std::string known;
   for (const Target& target : targets) {

@@ -9,10 +9,11 @@ namespace gfxsim {
 
 struct Target {
   std::string name;
-  int generation = 9;              // 9: CDNA, 12: RDNA4
-  bool separate_counters = false;  // loadcnt, storecnt, dscnt, kmcnt instead of vmcnt, lgkmcnt
-  bool keeps_high_half = false;    // 16-bit results leave the other half of their register alone
-  bool groups_in_ttmp = false;     // workgroup ids in ttmp9 and ttmp7
+  int generation = 9;            // 9: GCN and CDNA, 10: RDNA1 and 2, 12: RDNA4
+  bool counts_stores = false;    // in a counter of their own, not in that of loads
+  bool keeps_high_half = false;  // 16-bit results leave the other half of their register alone
+  bool groups_in_ttmp = false;   // workgroup ids in ttmp9 and ttmp7
+  bool packs_items = true;       // work-item ids in one register, not in three
   int lds_banks = 32;
   std::uint32_t lds_bytes = 64 * 1024;  // of a workgroup
 };

@@ -165,7 +165,7 @@ TEST_P(Faults, WrongUseIsRefused) {
   EXPECT_THROW(device.launch(*module, "no_such_kernel", {1}, {64}, 0, arguments.bytes()), Error);
   EXPECT_THROW(device.launch(*module, "vector_add", {1}, {64}, 0, arguments.bytes()), Error);
   EXPECT_THROW(device.launch(*module, "lds_sum", {1}, {512}, 0, arguments.bytes()), Error);
-  EXPECT_THROW(Device("gfx906"), Error);
+  EXPECT_THROW(Device("gfx803"), Error);
   EXPECT_THROW(device.load(read_code_object("basic", gfx9() ? "gfx1201" : "gfx942")), Error);
   EXPECT_THROW(device.load(std::vector<std::byte>(100)), Error);
   EXPECT_THROW(device.register_buffer(a.data() + 1, 4), Error);

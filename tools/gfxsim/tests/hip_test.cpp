@@ -199,7 +199,7 @@ TEST_P(Hip, ConfigureNamesWhatItAccepts) {
   refused("sideways", "all", "sideways");
   refused("random", "everything", "everything");
   EXPECT_NE(function<int(const char*, const char*, unsigned long long, const char*, int)>("gfxsim_configure")(
-                "gfx906", "random", 0, "all", 1),
+                "gfx803", "random", 0, "all", 1),
             0);
   EXPECT_NE(message().find("gfx942"), std::string::npos) << message();
 }

@@ -150,7 +150,7 @@ class Module {
 
 class Device {
  public:
-  /// `target`: gfx942 or gfx1201 (or a target that shares their instructions: gfx940..942, gfx1200). Throws Error.
+  /// `target`: gfx906, gfx908, gfx90a, gfx942, gfx950, gfx1030, gfx1200 or gfx1201. Throws Error.
   explicit Device(std::string target);
   ~Device();
   Device(const Device&) = delete;

@@ -76,8 +76,9 @@ void add_check(Checks& checks, const std::string& instruction, const std::string
                const std::function<std::string(Bench&, const std::string&)>& run) {
   const std::string name = canonical_name(instruction.substr(0, instruction.find(' ')));
   const Opcode* opcode = opcode_table().find(name);
-  for (const std::string on : {"gfx942", "gfx1201"}) {
-    if (!target.empty() && target != on) continue;
+  std::vector<std::string> targets = {"gfx942", "gfx1201"};
+  if (!target.empty()) targets = {target};
+  for (const std::string& on : targets) {
     checks.push_back({opcode ? opcode->name : name, on, instruction, [=](std::uint64_t seed) {
                         Bench bench(on, seed);
                         return run(bench, instruction);

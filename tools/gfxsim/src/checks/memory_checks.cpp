@@ -50,8 +50,14 @@ enum class Addressing {
   scratch_scalar,  // a scalar register
   scratch_fixed,   // the instruction's offset alone
   scratch_flat,    // a flat address of private memory
+  buffer,          // through a descriptor: a vector register
+  buffer_fixed,    // and the instruction's offset alone
 };
 bool is_scratch(Addressing how) { return how >= Addressing::scratch; }
+bool is_buffer(Addressing how) { return how >= Addressing::buffer; }
+bool has_no_vector(Addressing how) {
+  return how == Addressing::scratch_scalar || how == Addressing::scratch_fixed || how == Addressing::buffer_fixed;
+}
 
 // Every lane a slot of its own; returns each lane's place in the buffer (scratch: in its private memory).
 std::vector<u32> set_addresses(Bench& bench, Addressing how, u32 bytes, int offset) {
@@ -60,7 +66,7 @@ std::vector<u32> set_addresses(Bench& bench, Addressing how, u32 bytes, int offs
   bench.set_scalar64(2, base + 256);
   for (int lane = 0; lane < bench.lanes(); ++lane) {
     const u32 slot = is_scratch(how) ? 16 : 1024 + u32((lane * 7 + 3) % bench.lanes()) * 32;
-    const bool same = how == Addressing::scratch_scalar || how == Addressing::scratch_fixed;
+    const bool same = has_no_vector(how);
     const u32 at = same ? u32(offset) + (how == Addressing::scratch_scalar ? 16 : 0)
                         : slot + bench.word() % 4 / std::min(bytes, 4u) * std::min(bytes, 4u);
     place.push_back(at);
@@ -73,6 +79,7 @@ std::vector<u32> set_addresses(Bench& bench, Addressing how, u32 bytes, int offs
     wave.v[1][lane] = u32(address >> 32);
   }
   if (how == Addressing::scratch_scalar) bench.set_scalar(2, 16);
+  if (is_buffer(how)) bench.set_scalar64(4, kPrivateAperture);
   return place;
 }
 
@@ -81,10 +88,11 @@ std::uint8_t* memory_of(Bench& bench, Addressing how, int lane) {
 }
 
 std::string operands(Addressing how) {
-  if (how == Addressing::scratch_scalar || how == Addressing::scratch_fixed) return "off";
+  if (has_no_vector(how)) return "off";
   return how == Addressing::pair || how == Addressing::scratch_flat ? "v[0:1]" : "v0";
 }
 std::string base(Addressing how) {
+  if (is_buffer(how)) return how == Addressing::buffer ? "s[4:7], 0 offen" : "s[4:7], 0";
   return how == Addressing::base_and_offset ? "s[2:3]" : how == Addressing::scratch_scalar ? "s2" : "off";
 }
 
@@ -143,14 +151,18 @@ std::string check_store(Bench& bench, const std::string& instruction, const Shap
 }
 
 void add_space(Checks& checks, const std::string& prefix, Addressing how, int offset) {
+  const std::string between = ", ";
   const std::string end =
       (prefix == "flat" ? "" : ", " + base(how)) + (offset ? " offset:" + std::to_string(offset) : "");
   for (const Shape& shape : kLoads)
     add_check(checks, prefix + shape.older + " " + shape.result + ", " + operands(how) + end, "",
               [=](Bench& bench, const std::string& text) { return check_load(bench, text, shape, how, offset); });
   for (const Shape& shape : kStores)
-    add_check(checks, prefix + shape.older + " " + operands(how) + ", " + shape.result + end, "",
-              [=](Bench& bench, const std::string& text) { return check_store(bench, text, shape, how, offset); });
+    add_check(checks,
+              prefix + shape.older + " " +
+                  (is_buffer(how) ? shape.result + between + operands(how) : operands(how) + between + shape.result) +
+                  end,
+              "", [=](Bench& bench, const std::string& text) { return check_store(bench, text, shape, how, offset); });
 }
 
 struct Atomic {
@@ -261,6 +273,8 @@ void add_memory_checks(Checks& checks) {
   add_space(checks, "scratch", Addressing::scratch, 8);
   add_space(checks, "scratch", Addressing::scratch_scalar, 8);
   add_space(checks, "scratch", Addressing::scratch_fixed, 24);
+  add_space(checks, "buffer", Addressing::buffer, 8);
+  add_space(checks, "buffer", Addressing::buffer_fixed, 24);
   add_atomics(checks);
   const std::pair<const char*, int> loads[] = {{"s_load_dword s16", 1},        {"s_load_dwordx2 s[16:17]", 2},
                                                {"s_load_dwordx3 s[16:18]", 3}, {"s_load_dwordx4 s[16:19]", 4},

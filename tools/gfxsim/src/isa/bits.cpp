@@ -169,6 +169,42 @@ void add_fields(OpcodeTable& t) {
       [](Defined d) { return permuted_defined(d); });
 }
 
+// The truth table of three inputs where input `source` (0: the table's highest bit) is `value`.
+u32 cofactor(u32 table, int source, bool value) {
+  const int step = 4 >> source;
+  u32 out = 0;
+  for (int i = 0; i < 8; ++i) out |= (table >> (value ? i | step : i & ~step) & 1) << i;
+  return out;
+}
+
+// A half of the result depends on a source only where the table does, once constants of all zeros or ones are put in.
+u64 defined_by_table(const Defined& d, u32 table, bool high) {
+  for (int source = 0; source < 3; ++source) {
+    if (!d.is_scalar(source + 1)) continue;
+    const u32 half = d.constant(source + 1) >> (high ? 16 : 0) & 0xffff;
+    if (half == 0 || half == 0xffff) table = cofactor(table, source, half != 0);
+  }
+  u64 lanes = ~u64(0);
+  for (int source = 0; source < 3; ++source)
+    if (cofactor(table, source, false) != cofactor(table, source, true))
+      lanes &= high ? d.of(source + 1).hi : d.of(source + 1).lo;
+  return lanes;
+}
+
+void run_bitop3(Wave& wave, const Op& op) {
+  const auto a = load<u32>(wave, op, 1), b = load<u32>(wave, op, 2), c = load<u32>(wave, op, 3);
+  const u32 table = u32(op.offset0);
+  Lanes<u32> out;
+  for (int i = 0; i < kMaxLanes; ++i) {
+    out[i] = 0;
+    for (int inputs = 0; inputs < 8; ++inputs)
+      if (table >> inputs & 1)
+        out[i] |= (inputs & 4 ? a[i] : ~a[i]) & (inputs & 2 ? b[i] : ~b[i]) & (inputs & 1 ? c[i] : ~c[i]);
+  }
+  const Defined d{wave, op};
+  store(wave, op, 0, out, {defined_by_table(d, table, false), defined_by_table(d, table, true)});
+}
+
 void run_pack(Wave& wave, const Op& op) {
   const bool a_high = op.op_sel & 1, b_high = op.op_sel >> 1 & 1;
   const auto a = load<u16>(wave, op, 1, a_high), b = load<u16>(wave, op, 2, b_high);
@@ -183,6 +219,7 @@ void add_bits(OpcodeTable& t) {
   add_logic(t);
   add_shifts(t);
   add_fields(t);
+  t.add({"v_bitop3_b32"}, {"", run_bitop3, Class::valu, 1, Literal::b32, 0, 0, 4});
   t.add({"v_pack_b32_f16"}, {"", run_pack, Class::valu, 1, Literal::f16, kAcceptsOpSel, 0, 3});
 }
 

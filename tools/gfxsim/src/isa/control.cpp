@@ -89,8 +89,9 @@ void add_control(OpcodeTable& t) {
     t.add({name}, {"", run, kind, 0, Literal::b32, traits});
   };
   // Scheduling hints and hazard waits: the simulator has no pipeline, so none of them is ever needed.
-  for (const char* name : {"s_nop", "s_sleep", "s_setprio", "s_clause", "s_delay_alu", "s_wait_alu", "s_wait_idle",
-                           "s_sendmsg", "s_icache_inv", "s_set_inst_prefetch_distance", "s_code_end", "v_nop"})
+  for (const char* name :
+       {"s_nop", "s_sleep", "s_setprio", "s_clause", "s_delay_alu", "s_wait_alu", "s_wait_idle", "s_sendmsg",
+        "s_icache_inv", "s_set_inst_prefetch_distance", "s_inst_prefetch", "s_code_end", "v_nop"})
     add(name, run_nothing, Class::wait, kNoOperands);
   add("s_endpgm", run_endpgm, Class::branch);
   add("s_branch", run_branch, Class::branch);

@@ -37,6 +37,7 @@ void add_convert(OpcodeTable& t) {
   t.vector({"v_cvt_f64_u32"}, [](u32 a) { return double(a); });
   t.vector({"v_cvt_pkrtz_f16_f32", "v_cvt_pk_rtz_f16_f32"},
            [](float a, float b) { return pair(to_half_toward_zero(a), to_half_toward_zero(b)); });
+  t.vector({"v_cvt_pk_f16_f32"}, [](float a, float b) { return pair(to_half(a), to_half(b)); });
   t.vector({"v_cvt_pk_bf16_f32"}, [](float a, float b) { return pair(to_bfloat(a), to_bfloat(b)); });
   add_byte<0>(t, "v_cvt_f32_ubyte0");
   add_byte<1>(t, "v_cvt_f32_ubyte1");

@@ -1,4 +1,5 @@
-// Global, flat and scratch memory: loads, stores, atomics, and loads that go straight to LDS.
+// Global, flat and scratch memory (before gfx940: scratch through a buffer descriptor): loads, stores, atomics, and
+// loads that go straight to LDS.
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -13,7 +14,7 @@ namespace {
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 
-enum class Space { global, flat, scratch };
+enum class Space { global, flat, scratch, buffer };
 
 template <class F>
 void for_each_lane(u64 lanes, F f) {
@@ -51,9 +52,28 @@ Addresses addresses(Wave& wave, const Op& op, int vector, int scalar) {
   return out;
 }
 
+// Operands: a 32-bit vector offset or none, the descriptor, a scalar offset. The descriptor's lanes are interleaved, so
+// that an offset is one of private memory.
+template <>
+Addresses addresses<Space::buffer>(Wave& wave, const Op& op, int vector, int) {
+  const auto refuse = [&](const char* why) { throw Error(op.text + " at " + std::to_string(op.pc) + ": " + why); };
+  const Operand& offset = op.operand[vector];
+  if (wave.read64(op.operand[2].reg) != kPrivateAperture) refuse("buffers other than scratch are not modelled");
+  if (read_scalar(wave, op.operand[3]) != 0) refuse("scalar offsets are not modelled");
+  if ((offset.kind != Kind::none) != op.offset_enable) refuse("indices are not modelled");
+  Addresses out;
+  std::fill_n(out.lane, kMaxLanes, u64(std::int64_t(op.offset0)));
+  if (offset.kind == Kind::none) return out;
+  const auto part = load<u32>(wave, op, vector);
+  for (int i = 0; i < kMaxLanes; ++i) out.lane[i] += part[i];
+  require_defined_address(wave, op, wave.exec(), value_defined<u32>(wave, op, vector));
+  return out;
+}
+
 template <Space kSpace>
 Location locate(Wave& wave, const Op& op, int lane, u64 address, u32 bytes, bool is_write) {
-  if constexpr (kSpace == Space::scratch) return locate_scratch(wave, op, lane, u32(address), bytes);
+  if constexpr (kSpace == Space::scratch || kSpace == Space::buffer)
+    return locate_scratch(wave, op, lane, u32(address), bytes);
   if constexpr (kSpace == Space::flat) {
     if (address >> 32 == kPrivateAperture >> 32) return locate_scratch(wave, op, lane, u32(address), bytes);
     if (address >> 32 == kSharedAperture >> 32)
@@ -65,7 +85,7 @@ Location locate(Wave& wave, const Op& op, int lane, u64 address, u32 bytes, bool
 // Numbers the operation in its stream. Flat accesses count in two counters and complete in no order.
 template <Space kSpace>
 std::pair<Stream, u32> start(Wave& wave, bool is_store) {
-  const Stream stream = is_store && wave.target->separate_counters ? kStores : kLoads;
+  const Stream stream = is_store && wave.target->counts_stores ? kStores : kLoads;
   const u32 number = issue(wave, stream);
   if (kSpace != Space::flat) return {stream, number};
   issue(wave, kLds);
@@ -88,11 +108,12 @@ void run_load(Wave& wave, const Op& op) {
 template <Space kSpace, u32 kBytes, Into kInto>
 void run_store(Wave& wave, const Op& op) {
   constexpr AccessShape shape{kBytes, false, kInto};
-  const Addresses at = addresses<kSpace>(wave, op, 0, 2);
+  constexpr int data = kSpace == Space::buffer ? 0 : 1;
+  const Addresses at = addresses<kSpace>(wave, op, 1 - data, 2);
   start<kSpace>(wave, true);
   for_each_lane(wave.exec(), [&](int lane) {
     const Location to = locate<kSpace>(wave, op, lane, at.lane[lane], kBytes, true);
-    if (to.data) write_lane(wave, op, op.operand[1].reg, lane, to, shape);
+    if (to.data) write_lane(wave, op, op.operand[data].reg, lane, to, shape);
   });
   if (kSpace == Space::global) count_lines(wave, op, at.lane, wave.exec(), kBytes);
 }
@@ -141,16 +162,17 @@ void run_atomic(Wave& wave, const Op& op) {
 
 // Cache control: nothing to do but to count.
 void run_cache(Wave& wave, const Op&) { issue(wave, kLoads); }
-void run_write_back(Wave& wave, const Op&) { issue(wave, wave.target->separate_counters ? kStores : kLoads); }
+void run_write_back(Wave& wave, const Op&) { issue(wave, wave.target->counts_stores ? kStores : kLoads); }
 
 template <Space kSpace>
 void add_accesses(OpcodeTable& t, const std::string& prefix) {
   const Class kind = kSpace == Space::flat ? Class::flat : Class::vmem;
+  const std::uint8_t operands = kSpace == Space::flat ? 2 : kSpace == Space::buffer ? 4 : 3;
   const auto names = [&](const char* older, const char* newer, Opcode opcode) {
     t.add({(prefix + older).c_str(), (prefix + newer).c_str()}, opcode);
   };
   const auto load = [&](const char* older, const char* newer, Handler run, u32 traits = 0) {
-    names(older, newer, {"", run, kind, 1, Literal::b32, traits, 0, kSpace == Space::flat ? 2 : 3});
+    names(older, newer, {"", run, kind, 1, Literal::b32, traits, 0, operands});
   };
   load("_load_dword", "_load_b32", run_load<kSpace, 4, false, Into::whole>);
   load("_load_dwordx2", "_load_b64", run_load<kSpace, 8, false, Into::whole>);
@@ -163,7 +185,7 @@ void add_accesses(OpcodeTable& t, const std::string& prefix) {
   load("_load_short_d16", "_load_d16_b16", run_load<kSpace, 2, false, Into::low_keep>, kReadsResult);
   load("_load_short_d16_hi", "_load_d16_hi_b16", run_load<kSpace, 2, false, Into::high_keep>, kReadsResult);
   const auto store = [&](const char* older, const char* newer, Handler run) {
-    names(older, newer, {"", run, kind, 0, Literal::b32, 0, 0, kSpace == Space::flat ? 2 : 3});
+    names(older, newer, {"", run, kind, 0, Literal::b32, 0, 0, operands});
   };
   store("_store_dword", "_store_b32", run_store<kSpace, 4, Into::whole>);
   store("_store_dwordx2", "_store_b64", run_store<kSpace, 8, Into::whole>);
@@ -180,6 +202,7 @@ void add_global(OpcodeTable& t) {
   add_accesses<Space::global>(t, "global");
   add_accesses<Space::flat>(t, "flat");
   add_accesses<Space::scratch>(t, "scratch");
+  add_accesses<Space::buffer>(t, "buffer");
   t.add({"global_load_lds_dword"}, {"", run_load_to_lds, Class::vmem, 0, Literal::b32, kReadsM0, 0, 2});
   const auto atomic = [&]<class F>(Names names, F) {
     t.add(names, {"", run_atomic<F>, Class::vmem, 1, Literal::b32, kReturnsByModifier});

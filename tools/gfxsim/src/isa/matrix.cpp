@@ -101,10 +101,10 @@ void add(OpcodeTable& t, Names names) {
 }  // namespace
 
 void add_matrix(OpcodeTable& t) {
-  add<MfmaLayout<32, 4>, Half>(t, {"v_mfma_f32_32x32x8_f16"});
-  add<MfmaLayout<16, 4>, Half>(t, {"v_mfma_f32_16x16x16_f16"});
-  add<MfmaLayout<32, 4>, Bfloat>(t, {"v_mfma_f32_32x32x8_bf16"});
-  add<MfmaLayout<16, 4>, Bfloat>(t, {"v_mfma_f32_16x16x16_bf16"});
+  add<MfmaLayout<32, 4>, Half>(t, {"v_mfma_f32_32x32x8_f16", "v_mfma_f32_32x32x8f16"});
+  add<MfmaLayout<16, 4>, Half>(t, {"v_mfma_f32_16x16x16_f16", "v_mfma_f32_16x16x16f16"});
+  add<MfmaLayout<32, 4>, Bfloat>(t, {"v_mfma_f32_32x32x8_bf16", "v_mfma_f32_32x32x8bf16_1k"});
+  add<MfmaLayout<16, 4>, Bfloat>(t, {"v_mfma_f32_16x16x16_bf16", "v_mfma_f32_16x16x16bf16_1k"});
   add<MfmaLayout<32, 1>, float>(t, {"v_mfma_f32_32x32x2_f32"});
   add<MfmaLayout<16, 1>, float>(t, {"v_mfma_f32_16x16x4_f32"});
   add<WmmaLayout, Half>(t, {"v_wmma_f32_16x16x16_f16"});

@@ -1,4 +1,5 @@
-// Waits for memory. gfx9: vmcnt covers loads and stores, lgkmcnt LDS and scalar loads. gfx12: one counter each.
+// Waits for memory. gfx9: vmcnt covers loads and stores, lgkmcnt LDS and scalar loads. gfx10: stores have vscnt. gfx12:
+// one counter each.
 #include "waits.h"
 
 #include "opcode_table.h"
@@ -54,12 +55,14 @@ void add_waits(OpcodeTable& t) {
   add("s_waitcnt", run_waitcnt);
   add("s_wait_loadcnt", run_wait_loads);
   add("s_wait_storecnt", run_wait_stores);
+  add("s_waitcnt_vscnt", run_wait_stores);
   add("s_wait_dscnt", run_wait_lds);
   add("s_wait_kmcnt", run_wait_scalar);
   add("s_wait_loadcnt_dscnt", run_wait_loads_lds);
   add("s_wait_storecnt_dscnt", run_wait_stores_lds);
   // Nothing that is modelled counts on these.
-  for (const char* name : {"s_wait_samplecnt", "s_wait_bvhcnt", "s_wait_expcnt", "s_wait_xcnt"}) add(name, run_nothing);
+  for (const char* name : {"s_wait_samplecnt", "s_wait_bvhcnt", "s_wait_expcnt", "s_wait_xcnt", "s_waitcnt_depctr"})
+    add(name, run_nothing);
 }
 
 }  // namespace gfxsim
