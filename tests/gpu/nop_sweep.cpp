@@ -35,9 +35,10 @@ struct Site {
 };
 
 bool is_site(const gfxsim::Instruction& instruction) {
-  // s_wait_alu, s_delay_alu and s_nop order pipelines inside of a wave, which are not simulated.
+  // s_wait_alu, s_waitcnt_depctr, s_delay_alu and s_nop order pipelines inside of a wave, which are not simulated.
   const std::string& name = instruction.opcode;
-  return instruction.kind == "barrier" || (name.rfind("s_wait", 0) == 0 && name != "s_wait_alu");
+  return instruction.kind == "barrier" ||
+         (name.rfind("s_wait", 0) == 0 && name != "s_wait_alu" && name != "s_waitcnt_depctr");
 }
 
 std::vector<Site> find_sites(const gfxsim::Module& module, const std::string& kernel) {

@@ -18,7 +18,7 @@ constexpr const char* kHelp = R"(gfxsim: executes AMDGPU code objects on the CPU
   gfxsim selfcheck [--seed N] [--fail-fast] the unit checks of all opcodes, or those up to the first that fails
 
 Options of every command:
-  --target NAME       gfx942, gfx950, gfx1200 or gfx1201 (default gfx942)
+  --target NAME       gfx942, gfx950, gfx1100 to gfx1103, gfx1150, gfx1151, gfx1200 or gfx1201 (default gfx942)
   --json              print JSON
 
 Options of run:

@@ -20,8 +20,8 @@ struct Hardware {
   int multiprocessors, major, minor;
 };
 
-// One MI50, MI100, half of an MI250X, MI300X, MI355X, RX 6900 XT, RX 9060 XT or RX 9070 XT. HIP's multiprocessors are
-// pairs of compute units on RDNA.
+// One MI50, MI100, half of an MI250X, MI300X, MI355X, RX 6900 XT, RX 7900 XTX, RX 7800 XT, RX 7600, 780M, 890M, 8060S,
+// RX 9060 XT or RX 9070 XT. HIP's multiprocessors are pairs of compute units on RDNA.
 constexpr Hardware kHardware[] = {
     {"gfx906", ":sramecc+:xnack-", 60, 9, 0},
     {"gfx908", ":sramecc+:xnack-", 120, 9, 0},
@@ -29,6 +29,12 @@ constexpr Hardware kHardware[] = {
     {"gfx942", ":sramecc+:xnack-", 304, 9, 4},
     {"gfx950", ":sramecc+:xnack-", 256, 9, 5},
     {"gfx1030", "", 40, 10, 3},
+    {"gfx1100", "", 48, 11, 0},
+    {"gfx1101", "", 30, 11, 0},
+    {"gfx1102", "", 16, 11, 0},
+    {"gfx1103", "", 6, 11, 0},
+    {"gfx1150", "", 8, 11, 5},
+    {"gfx1151", "", 20, 11, 5},
     {"gfx1200", "", 16, 12, 0},
     {"gfx1201", "", 32, 12, 0},
 };

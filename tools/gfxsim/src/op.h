@@ -28,7 +28,7 @@ enum VectorRegister : std::uint16_t { kAgpr0 = 256, kTemporary = 512, kVectorCou
 
 enum class Kind : std::uint8_t { none, vector, scalar, scc, constant };
 
-// The part of a register that an SDWA form reads or writes.
+// The part of a register that an operand is: in SDWA forms, and of 16-bit instructions of gfx11 (v7.l, v7.h).
 enum class Part : std::uint8_t { dword, byte0, byte1, byte2, byte3, word0, word1 };
 
 struct Operand {

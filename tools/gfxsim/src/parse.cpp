@@ -1,6 +1,7 @@
 #include "parse.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "opcode_table.h"
 #include "parse_operand.h"
@@ -60,15 +61,17 @@ void note_range(Op& op, const Operand& operand, bool written) {
   op.ranges.push_back({operand.kind, written, operand.reg, operand.dwords});
 }
 
-void note_ranges(Op& op) {
+void note_ranges(const Target& target, Op& op) {
   const std::uint32_t traits = op.opcode->traits;
-  const int results = (traits & kReturnsByModifier) && !op.returns_data ? 0 : op.opcode->results;
-  for (int i = 0; i < op.operands; ++i) note_range(op, op.operand[i], i < results);
-  if ((traits & (kReadsResult | kAccumulates)) || op.keeps_rest) note_range(op, op.operand[0], false);
-  if (traits & kReadsVcc) op.ranges.push_back({Kind::scalar, false, kVcc, 2});
-  if (traits & kReadsM0) op.ranges.push_back({Kind::scalar, false, kM0, 1});
   if (starts_with(op.opcode->name, "ds_")) op.load_stream = kLds;
   if (op.opcode->kind == Class::vmem) op.load_stream = kLoads;
+  // gfx11 writes halves of a register one by one: a load into one may follow a load into the other without a wait.
+  const bool merges = op.load_stream == 255 || target.generation < 11;
+  const int results = (traits & kReturnsByModifier) && !op.returns_data ? 0 : op.opcode->results;
+  for (int i = 0; i < op.operands; ++i) note_range(op, op.operand[i], i < results);
+  if (((traits & (kReadsResult | kAccumulates)) || op.keeps_rest) && merges) note_range(op, op.operand[0], false);
+  if (traits & kReadsVcc) op.ranges.push_back({Kind::scalar, false, kVcc, 2});
+  if (traits & kReadsM0) op.ranges.push_back({Kind::scalar, false, kM0, 1});
 }
 
 // Widths of operands that the text leaves open.
@@ -90,6 +93,10 @@ std::string parse_operands(std::string_view rest, Op& op) {
     std::size_t first_modifier = 1;
     Operand operand;
     if (op.operands < int(op.operand.size()) && parse_operand(words[0], op.opcode->literal, operand)) {
+      if (op.operands == 0 && op.opcode->results && operand.part != Part::dword) {
+        op.result_part = std::exchange(operand.part, Part::dword);
+        op.keeps_rest = true;
+      }
       op.operand[op.operands++] = operand;
     } else {
       first_modifier = 0;
@@ -99,6 +106,14 @@ std::string parse_operands(std::string_view rest, Op& op) {
         return "the modifier or operand '" + words[i] + "' is not simulated for this opcode";
   }
   return "";
+}
+
+// gfx11 names a half of a register twice: v7.h, and a bit of op_sel.
+void drop_repeated_selections(Op& op) {
+  const int sources = op.operands - op.opcode->results;
+  for (int source = 0; source < sources; ++source)
+    if (op.operand[op.opcode->results + source].part != Part::dword) op.op_sel &= std::uint8_t(~(1u << source));
+  if (op.result_part != Part::dword) op.op_sel &= std::uint8_t(~(1u << sources));
 }
 
 void run_dual(Wave& wave, const Op& op) {
@@ -172,8 +187,8 @@ Op parse_instruction(const Target& target, const std::string& text, std::uint64_
   op.opcode = opcode_table().find(canonical_name(mnemonic));
   if (!op.opcode) return refuse(op, "unknown opcode " + canonical_name(mnemonic));
   if (op.opcode->traits & kNoOperands) {
-    if (starts_with(mnemonic, "s_wait") && mnemonic != "s_wait_alu" && mnemonic != "s_wait_idle" &&
-        !parse_wait(rest, op))
+    if (starts_with(mnemonic, "s_wait") && mnemonic != "s_wait_alu" && mnemonic != "s_waitcnt_depctr" &&
+        mnemonic != "s_wait_idle" && !parse_wait(rest, op))
       return refuse(op, "the wait '" + rest + "' is not simulated");
     if (mnemonic == "s_sendmsg" && rest != "sendmsg(MSG_DEALLOC_VGPRS)")
       return refuse(op, "this message is not simulated");
@@ -189,9 +204,10 @@ Op parse_instruction(const Target& target, const std::string& text, std::uint64_
         op, std::to_string(op.operands) + " operands where " + std::to_string(op.opcode->operands) + " are expected");
   const bool is_sdwa = mnemonic.find("_sdwa") != std::string::npos;
   if (is_sdwa && (op.opcode->traits & (kPacked | kAccumulates))) return refuse(op, "this SDWA form is not simulated");
+  drop_repeated_selections(op);
   extend_short_constant(mnemonic, op);
   settle_widths(target, op);
-  note_ranges(op);
+  note_ranges(target, op);
   if (op.opcode->kind == Class::branch || op.opcode->kind == Class::barrier)
     op.offset0 = std::int16_t(op.operand[0].bits);
   if (op.opcode->kind == Class::barrier && op.operands == 1 && op.offset0 != -1)

@@ -41,8 +41,12 @@ const std::map<std::string, Named, std::less<>>& named_operands() {
   return names;
 }
 
-// v7, s[4:5], a[0:15], ttmp9, ttmp[4:5].
+// v7, v7.h, s[4:5], a[0:15], ttmp9, ttmp[4:5].
 bool parse_register(std::string_view text, Operand& out) {
+  if (starts_with(text, "v") && (text.ends_with(".l") || text.ends_with(".h"))) {
+    out.part = text.back() == 'l' ? Part::word0 : Part::word1;
+    text.remove_suffix(2);
+  }
   std::string_view file;
   for (const std::string_view name : {"ttmp", "v", "a", "s"})
     if (starts_with(text, name)) {

@@ -12,6 +12,12 @@ const Target& find_target(std::string_view name) {
       {.name = "gfx942"},
       {.name = "gfx950", .lds_banks = 64, .lds_bytes = 160 * 1024},
       {.name = "gfx1030", .generation = 10, .counts_stores = true, .keeps_high_half = true, .packs_items = false},
+      {.name = "gfx1100", .generation = 11, .counts_stores = true, .keeps_high_half = true},
+      {.name = "gfx1101", .generation = 11, .counts_stores = true, .keeps_high_half = true},
+      {.name = "gfx1102", .generation = 11, .counts_stores = true, .keeps_high_half = true},
+      {.name = "gfx1103", .generation = 11, .counts_stores = true, .keeps_high_half = true},
+      {.name = "gfx1150", .generation = 11, .counts_stores = true, .keeps_high_half = true},
+      {.name = "gfx1151", .generation = 11, .counts_stores = true, .keeps_high_half = true},
       {.name = "gfx1200", .generation = 12, .counts_stores = true, .keeps_high_half = true, .groups_in_ttmp = true},
       {.name = "gfx1201", .generation = 12, .counts_stores = true, .keeps_high_half = true, .groups_in_ttmp = true},
   };

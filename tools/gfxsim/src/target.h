@@ -9,7 +9,7 @@ namespace gfxsim {
 
 struct Target {
   std::string name;
-  int generation = 9;            // 9: GCN and CDNA, 10: RDNA1 and 2, 12: RDNA4
+  int generation = 9;            // 9: GCN and CDNA, 10: RDNA1 and 2, 11: RDNA3, 12: RDNA4
   bool counts_stores = false;    // in a counter of their own, not in that of loads
   bool keeps_high_half = false;  // 16-bit results leave the other half of their register alone
   bool groups_in_ttmp = false;   // workgroup ids in ttmp9 and ttmp7

@@ -30,7 +30,18 @@ class Faults : public OnTarget {
 };
 using FaultsOfSplitBarriers = Faults;
 INSTANTIATE_TEST_SUITE_P(Targets, FaultsOfSplitBarriers, ::testing::Values("gfx1201"));
-INSTANTIATE_TEST_SUITE_P(Targets, Faults, ::testing::Values("gfx942", "gfx1201"));
+INSTANTIATE_TEST_SUITE_P(Targets, Faults, ::testing::Values("gfx942", "gfx1100", "gfx1201"));
+
+using FaultsOfRepeatedOperands = Faults;
+INSTANTIATE_TEST_SUITE_P(Targets, FaultsOfRepeatedOperands, ::testing::Values("gfx1100"));
+
+TEST_P(FaultsOfRepeatedOperands, AreNoticed) {
+  std::vector<float> out(256);
+  Arguments arguments(device);
+  arguments(out);
+  expect_report(run("matrix_operand_is_not_repeated", arguments, 32), "operand-copies",
+                "matrix_operand_is_not_repeated", "v_wmma");
+}
 
 TEST_P(Faults, ReadsPastTheEnd) {
   std::vector<float> x(100), out(101);

@@ -10,7 +10,7 @@ namespace gfxsim::testing {
 namespace {
 
 using Kernels = OnTarget;
-INSTANTIATE_TEST_SUITE_P(Targets, Kernels, ::testing::Values("gfx942", "gfx1201"));
+INSTANTIATE_TEST_SUITE_P(Targets, Kernels, ::testing::Values("gfx942", "gfx1100", "gfx1201"));
 
 std::vector<float> random_floats(std::size_t count, unsigned seed = 1) {
   std::mt19937 random(seed);

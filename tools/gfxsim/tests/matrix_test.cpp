@@ -79,9 +79,11 @@ INSTANTIATE_TEST_SUITE_P(All, MatrixKernels,
                                            Case{"gfx942", "mfma_16x16x16_f16", 16, 16, from_half, false},
                                            Case{"gfx942", "mfma_16x16x16_bf16", 16, 16, from_bfloat, true},
                                            Case{"gfx942", "mfma_32x32x2_f32", 32, 2, nullptr, false},
+                                           Case{"gfx1100", "wmma_16x16x16_f16", 16, 16, from_half, false},
+                                           Case{"gfx1100", "wmma_16x16x16_bf16", 16, 16, from_bfloat, true},
                                            Case{"gfx1201", "wmma_16x16x16_f16", 16, 16, from_half, false},
                                            Case{"gfx1201", "wmma_16x16x16_bf16", 16, 16, from_bfloat, true}),
-                         [](const auto& info) { return std::string(info.param.kernel); });
+                         [](const auto& info) { return std::string(info.param.target) + "_" + info.param.kernel; });
 
 }  // namespace
 }  // namespace gfxsim::testing

@@ -5,14 +5,14 @@ namespace gfxsim::testing {
 namespace {
 
 class Waits : public OnTarget {};
-INSTANTIATE_TEST_SUITE_P(Targets, Waits, ::testing::Values("gfx942", "gfx1201"));
+INSTANTIATE_TEST_SUITE_P(Targets, Waits, ::testing::Values("gfx942", "gfx1100", "gfx1201"));
 
 // Whether something must be found when this instruction is missing.
 bool is_needed(const Instruction& instruction) {
   // Waits for stores order memory between workgroups; no result of this launch depends on them.
-  if (instruction.opcode == "s_wait_storecnt") return false;
+  if (instruction.opcode == "s_wait_storecnt" || instruction.opcode == "s_waitcnt_vscnt") return false;
   // Waits for hazards guard a pipeline that is not modelled.
-  if (instruction.opcode == "s_wait_alu") return false;
+  if (instruction.opcode == "s_wait_alu" || instruction.opcode == "s_waitcnt_depctr") return false;
   return instruction.kind == "barrier" || instruction.opcode.rfind("s_wait", 0) == 0;
 }
 

@@ -75,8 +75,8 @@ struct LaunchOptions {
 
 /// One finding. Findings of the same kind at the same instruction are counted, the first is described.
 struct Report {
-  /// out-of-bounds, misaligned, undefined, lds-race, missing-wait, barrier, deadlock, run-away; wave-order, which is
-  /// about the whole launch
+  /// out-of-bounds, misaligned, undefined, operand-copies, lds-race, missing-wait, barrier, deadlock, run-away;
+  /// wave-order, which is about the whole launch
   std::string kind;
   std::string kernel, target;
   Dim3 workgroup;
@@ -150,7 +150,8 @@ class Module {
 
 class Device {
  public:
-  /// `target`: gfx906, gfx908, gfx90a, gfx942, gfx950, gfx1030, gfx1200 or gfx1201. Throws Error.
+  /// `target`: gfx906, gfx908, gfx90a, gfx942, gfx950, gfx1030, gfx1100 to gfx1103, gfx1150, gfx1151, gfx1200 or
+  /// gfx1201. Throws Error.
   explicit Device(std::string target);
   ~Device();
   Device(const Device&) = delete;

@@ -89,8 +89,9 @@ void add_check(Checks& checks, const std::string& instruction, const std::string
 const std::vector<OpcodeCheck>& opcode_checks() {
   static const Checks checks = [] {
     Checks out;
-    for (auto* add : {add_float_checks, add_integer_checks, add_packed_checks, add_compare_checks, add_scalar_checks,
-                      add_cross_lane_checks, add_lds_checks, add_memory_checks, add_matrix_checks, add_control_checks})
+    for (auto* add : {add_float_checks, add_integer_checks, add_packed_checks, add_half_register_checks,
+                      add_compare_checks, add_scalar_checks, add_cross_lane_checks, add_lds_checks, add_memory_checks,
+                      add_matrix_checks, add_control_checks})
       add(out);
     return out;
   }();

@@ -61,6 +61,7 @@ void add_check(Checks& checks, const std::string& instruction, const std::string
 void add_float_checks(Checks& checks);
 void add_integer_checks(Checks& checks);
 void add_packed_checks(Checks& checks);
+void add_half_register_checks(Checks& checks);
 void add_compare_checks(Checks& checks);
 void add_scalar_checks(Checks& checks);
 void add_cross_lane_checks(Checks& checks);

@@ -82,6 +82,10 @@ const Wait kWaits[] = {
     {"s_waitcnt_vscnt null, 0x0", "gfx1030", 1, 50, 1, 1, 1},
     {"s_waitcnt_vscnt null, 0x3", "gfx1030", 1, 47, 1, 1, 1},
     {"s_waitcnt_depctr 0xffe3", "gfx1030", 1, 1, 1, 1, 1},
+    {"s_waitcnt vmcnt(1) expcnt(0) lgkmcnt(4)", "gfx1100", 49, 1, 46, 1, 1},
+    {"s_waitcnt vmcnt(0)", "gfx1100", 50, 1, 1, 1, 50},
+    {"s_waitcnt_vscnt null, 0x0", "gfx1100", 1, 50, 1, 1, 1},
+    {"s_waitcnt_vscnt null, 0x2b", "gfx1100", 1, 7, 1, 1, 1},
     {"s_wait_loadcnt 0x0", "gfx1201", 50, 1, 1, 1, 50},
     {"s_wait_loadcnt 0x4", "gfx1201", 46, 1, 1, 1, 1},
     {"s_wait_storecnt 0x2", "gfx1201", 1, 48, 1, 1, 1},
@@ -184,8 +188,9 @@ void add_control_checks(Checks& checks) {
         [&wait](Bench& bench, const std::string&) { return check_wait(bench, wait); });
   for (const char* instruction :
        {"s_nop 0", "s_sleep 1", "s_setprio 3", "s_clause 0x1", "s_delay_alu instid0(VALU_DEP_1)",
-        "s_wait_alu depctr_va_vcc(0)", "s_wait_idle", "s_sendmsg sendmsg(MSG_DEALLOC_VGPRS)", "s_icache_inv",
-        "s_set_inst_prefetch_distance 0x3", "s_inst_prefetch 0x2", "s_code_end", "v_nop"})
+        "s_wait_alu depctr_va_vcc(0)", "s_waitcnt_depctr depctr_va_vdst(0)", "s_wait_idle",
+        "s_sendmsg sendmsg(MSG_DEALLOC_VGPRS)", "s_icache_inv", "s_set_inst_prefetch_distance 0x3",
+        "s_inst_prefetch 0x2", "s_code_end", "v_nop"})
     add(checks, instruction, "", check_nothing);
   add(checks, "s_endpgm", "", check_end);
   add(checks, "s_barrier", "gfx942", check_barrier);

@@ -19,7 +19,7 @@ struct Position {
 };
 
 struct MatrixRow {
-  const char* instruction;  // D v[8:..], A v[0:..], B v[4:..], C v[24:..] or a constant
+  const char* instruction;  // D v[8:..], A v[0:..], B v[4:..] (gfx11: v[32:..]), C v[24:..] or a constant
   const char* target;
   int size, depth, element_bits, elements, results;  // elements: of A in one lane
   Index (*input)(int lane, int element);
@@ -33,9 +33,11 @@ Index mfma32(int lane, int e) { return {lane % 32, lane / 32 * 4 + e}; }
 Index mfma16(int lane, int e) { return {lane % 16, lane / 16 * 4 + e}; }
 Index mfma32_f32(int lane, int) { return {lane % 32, lane / 32}; }
 Index mfma16_f32(int lane, int) { return {lane % 16, lane / 16}; }
+Index wmma11(int lane, int e) { return {lane % 16, e}; }
 Index wmma(int lane, int e) { return {lane % 16, e / 4 * 8 + lane / 16 * 4 + e % 4}; }
 Position out32(int lane, int reg) { return {reg / 4 * 8 + lane / 32 * 4 + reg % 4, lane % 32}; }
 Position out16(int lane, int reg) { return {lane / 16 * 4 + reg, lane % 16}; }
+Position out_wmma11(int lane, int reg) { return {reg * 2 + lane / 16, lane % 16}; }
 Position out_wmma(int lane, int reg) { return {lane / 16 * 8 + reg, lane % 16}; }
 
 const std::vector<MatrixRow> kRows = {
@@ -52,6 +54,12 @@ const std::vector<MatrixRow> kRows = {
      false},
     {"v_mfma_f32_32x32x2_f32 v[8:23], v0, v4, v[24:39]", "gfx942", 32, 2, 32, 1, 16, mfma32_f32, out32, false, 0, true},
     {"v_mfma_f32_16x16x4_f32 v[8:11], v0, v4, v[24:27]", "gfx942", 16, 4, 32, 1, 4, mfma16_f32, out16, false, 0, true},
+    {"v_wmma_f32_16x16x16_f16 v[8:15], v[0:7], v[32:39], v[24:31]", "gfx1100", 16, 16, 16, 16, 8, wmma11, out_wmma11,
+     false, 0, true},
+    {"v_wmma_f32_16x16x16_bf16 v[8:15], v[0:7], v[32:39], v[24:31]", "gfx1100", 16, 16, 16, 16, 8, wmma11, out_wmma11,
+     true, 0, true},
+    {"v_wmma_f32_16x16x16_bf16 v[8:15], v[0:7], v[32:39], 1.0", "gfx1100", 16, 16, 16, 16, 8, wmma11, out_wmma11, true,
+     1, false},
     {"v_wmma_f32_16x16x16_f16 v[8:15], v[0:3], v[4:7], v[24:31]", "gfx1201", 16, 16, 16, 8, 8, wmma, out_wmma, false, 0,
      true},
     {"v_wmma_f32_16x16x16_bf16 v[8:15], v[0:3], v[4:7], v[24:31]", "gfx1201", 16, 16, 16, 8, 8, wmma, out_wmma, true, 0,
@@ -72,6 +80,9 @@ u32 small_number(Bench& bench, const MatrixRow& row) {
   return u32(row.bfloat ? bits_of(x) >> 16 : half_of(x));
 }
 
+// gfx11: every lane's elements stand in lane + 16 once more.
+bool holds_copies(const MatrixRow& row) { return row.input == wmma11; }
+
 struct Operand2d {
   double at[32][16] = {};
 };
@@ -89,9 +100,25 @@ Operand2d fill(Bench& bench, const MatrixRow& row, int first, bool exact) {
       u32& word = bench.wave().v[first + (row.element_bits == 32 ? e : e / 2)][lane];
       word = row.element_bits == 32 ? bits : e % 2 ? (word & 0xffff) | bits << 16 : (word & 0xffff0000) | bits;
       const Index index = row.input(lane, e);
+      if (holds_copies(row) && lane >= 16) {
+        word = bench.wave().v[first + e / 2][lane - 16];
+        continue;
+      }
       out.at[index.row][index.k] = value_of(row, bits);
     }
   return out;
+}
+
+// One bit of one copy differs: that is reported, for A and for B.
+std::string check_copies(Bench& bench, const MatrixRow& row) {
+  for (const int reg : {0, 7, 32, 39}) {
+    u32& word = bench.wave().v[reg][16 + bench.word() % 16];
+    word ^= 1u << bench.word() % 32;
+    if (bench.execute(row.instruction).find("operand-copies") == std::string::npos)
+      return "the copies of v" + std::to_string(reg) + " differ without notice";
+    word = bench.wave().v[reg][&word - bench.wave().v[reg] - 16];
+  }
+  return bench.execute(row.instruction);
 }
 
 std::string check(Bench& bench, const MatrixRow& row) {
@@ -99,7 +126,7 @@ std::string check(Bench& bench, const MatrixRow& row) {
     bench.randomise_registers();
     bench.choose_exec(round);  // these instructions ignore EXEC
     const bool exact = round < 5;
-    const Operand2d a = fill(bench, row, 0, exact), b = fill(bench, row, 4, exact);
+    const Operand2d a = fill(bench, row, 0, exact), b = fill(bench, row, holds_copies(row) ? 32 : 4, exact);
     float c[16][kMaxLanes];
     for (int reg = 0; reg < row.results; ++reg)
       for (int lane = 0; lane < bench.lanes(); ++lane) {
@@ -126,7 +153,7 @@ std::string check(Bench& bench, const MatrixRow& row) {
                  std::to_string(sum);
       }
   }
-  return "";
+  return holds_copies(row) ? check_copies(bench, row) : "";
 }
 
 }  // namespace

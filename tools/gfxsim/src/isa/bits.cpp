@@ -127,6 +127,9 @@ void add_logic(OpcodeTable& t) {
   add_rearranging(
       t, {"v_and_or_b32"}, [](u32 a, u32 b, u32 c) { return (a & b) | c; },
       [](Defined d) { return both(and_defined(d, 1, 2), d.of(3)); });
+  t.vector({"v_mov_b16"}, [](u16 a) { return a; });
+  t.vector({"v_not_b16"}, [](u16 a) { return u16(~a); });
+  t.vector({"v_xor_b16"}, [](u16 a, u16 b) { return u16(a ^ b); });
   t.vector({"v_and_b16"}, [](u16 a, u16 b) { return u16(a & b); });
   t.vector({"v_or_b16"}, [](u16 a, u16 b) { return u16(a | b); });
 }

@@ -63,10 +63,11 @@ void run_mad64(Wave& wave, const Op& op) {
 }
 
 // Only the chosen source must be defined.
+template <class T>
 void run_cndmask(Wave& wave, const Op& op) {
-  const auto a = load<u32>(wave, op, 1), b = load<u32>(wave, op, 2);
+  const auto a = load<T>(wave, op, 1), b = load<T>(wave, op, 2);
   const u64 mask = wave.read_mask(op.operand[3].reg), known = wave.defined_mask(op.operand[3].reg);
-  Lanes<u32> out;
+  Lanes<T> out;
   for (int i = 0; i < kMaxLanes; ++i) out[i] = mask >> i & 1 ? b[i] : a[i];
   const Halves x = load_defined(wave, op, 1), y = load_defined(wave, op, 2);
   store(wave, op, 0, out, {known & ((x.lo & ~mask) | (y.lo & mask)), known & ((x.hi & ~mask) | (y.hi & mask))});
@@ -86,7 +87,8 @@ void add_carry(OpcodeTable& t) {
                      [](u32 a, u32 b, u32 c) { return Sum{b - a - c, u64(a) + c > b}; });
   t.add({"v_mad_u64_u32", "v_mad_co_u64_u32"}, {"", run_mad64<false>, Class::valu, 2, Literal::b64, 0, 0, 5});
   t.add({"v_mad_i64_i32", "v_mad_co_i64_i32"}, {"", run_mad64<true>, Class::valu, 2, Literal::b64, 0, 0, 5});
-  t.add({"v_cndmask_b32"}, {"", run_cndmask, Class::valu, 1, Literal::b32, kAcceptsDpp, 0, 4});
+  t.add({"v_cndmask_b16"}, {"", run_cndmask<std::uint16_t>, Class::valu, 1, Literal::f16, 0, 0, 4});
+  t.add({"v_cndmask_b32"}, {"", run_cndmask<u32>, Class::valu, 1, Literal::b32, kAcceptsDpp, 0, 4});
 }
 
 }  // namespace gfxsim

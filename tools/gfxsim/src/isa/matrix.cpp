@@ -1,6 +1,8 @@
-// Matrix instructions: MFMA (gfx9) and WMMA (gfx12), by the layouts of AMD's matrix instruction calculator. Products
-// are summed in float, in order of k, with one rounding each for the product-and-add: hardware sums in an order of its
-// own.
+// Matrix instructions: MFMA (gfx9) and WMMA (gfx11, gfx12), by the layouts of AMD's matrix instruction calculator.
+// Products are summed in float, in order of k, with one rounding each for the product-and-add: hardware sums in an
+// order of its own.
+#include <string>
+
 #include "opcode_table.h"
 
 namespace gfxsim {
@@ -13,10 +15,11 @@ struct Place {
   int lane, element;
 };
 
-// Where element A[i][k] (equally B[k][j]) lies, and C/D[i][j] with `element` the register.
+// Where element A[i][k] (equally B[k][j]) lies, and C/D[i][j] with `element` the register. `copies` of A and B stand in
+// successive parts of the wave.
 template <int kSize, int kPerLane>
 struct MfmaLayout {
-  static constexpr int wave = 64, size = kSize, depth = 64 / kSize * kPerLane, elements = kPerLane;
+  static constexpr int copies = 1, size = kSize, depth = 64 / kSize * kPerLane, elements = kPerLane;
   static constexpr int results = kSize * kSize / 64;
   static Place input(int i, int k) { return {kSize * (k / kPerLane) + i, k % kPerLane}; }
   static Place output(int i, int j) {
@@ -24,8 +27,13 @@ struct MfmaLayout {
     return {16 * (i / 4) + j, i % 4};
   }
 };
-struct WmmaLayout {
-  static constexpr int wave = 32, size = 16, depth = 16, elements = 8, results = 8;
+struct Gfx11Wmma {
+  static constexpr int copies = 2, size = 16, depth = 16, elements = 16, results = 8;
+  static Place input(int i, int k) { return {i, k}; }
+  static Place output(int i, int j) { return {16 * (i % 2) + j, i / 2}; }
+};
+struct Gfx12Wmma {
+  static constexpr int copies = 1, size = 16, depth = 16, elements = 8, results = 8;
   static Place input(int i, int k) { return {16 * (k / 4 % 2) + i, 4 * (k / 8) + k % 4}; }
   static Place output(int i, int j) { return {16 * (i / 8) + j, i % 8}; }
 };
@@ -44,16 +52,32 @@ bool element_defined(const Wave& wave, int reg, Place at) {
   return (at.element & 1 ? halves.hi : halves.lo) >> at.lane & 1;
 }
 
-// One row of A or column of B is defined when all of its elements are.
+// One row of A or column of B is defined when all of its elements are, in every copy.
 template <class Layout, class T>
 u32 defined_lines(const Wave& wave, int reg) {
   u32 lines = 0;
   for (int i = 0; i < Layout::size; ++i) {
     bool known = true;
-    for (int k = 0; k < Layout::depth; ++k) known = known && element_defined<T>(wave, reg, Layout::input(i, k));
+    for (int k = 0; k < Layout::depth; ++k)
+      for (int copy = 0; copy < Layout::copies; ++copy) {
+        const Place at = Layout::input(i, k);
+        known = known && element_defined<T>(wave, reg, {at.lane + 16 * copy, at.element});
+      }
     lines |= u32(known) << i;
   }
   return lines;
+}
+
+// gfx11: lanes 16 to 31 must hold the same rows as lanes 0 to 15, whatever hardware makes of others.
+void check_copies(Wave& wave, const Op& op, int index) {
+  for (int reg = op.operand[index].reg; reg < op.operand[index].reg + op.operand[index].dwords; ++reg)
+    for (int lane = 0; lane < 16; ++lane) {
+      const u64 known = wave.v_defined[reg].both();
+      if (!(known >> lane & known >> (lane + 16) & 1) || wave.v[reg][lane] == wave.v[reg][lane + 16]) continue;
+      return report(wave, op, "operand-copies", lane,
+                    "lane " + std::to_string(lane + 16) + " holds another v" + std::to_string(reg) +
+                        " than this lane, where a matrix operand must be there twice");
+    }
 }
 
 // D = A B + C for every lane: these instructions ignore EXEC.
@@ -61,6 +85,10 @@ template <class Layout, class T>
 void run_matrix(Wave& wave, const Op& op) {
   constexpr int n = Layout::size, depth = Layout::depth;
   const int a = op.operand[1].reg, b = op.operand[2].reg;
+  if constexpr (Layout::copies == 2) {
+    check_copies(wave, op, 1);
+    check_copies(wave, op, 2);
+  }
   float rows[n][depth], columns[depth][n];
   for (int i = 0; i < n; ++i)
     for (int k = 0; k < depth; ++k) {
@@ -92,23 +120,32 @@ void run_matrix(Wave& wave, const Op& op) {
   for (int r = 0; r < Layout::results; ++r) store_defined(wave, d + r, {known[r], known[r]}, wave.all_lanes());
 }
 
-template <class Layout, class T>
-void add(OpcodeTable& t, Names names) {
+template <class T>
+void run_wmma(Wave& wave, const Op& op) {
+  wave.target->generation == 11 ? run_matrix<Gfx11Wmma, T>(wave, op) : run_matrix<Gfx12Wmma, T>(wave, op);
+}
+
+template <class Layout>
+void add(OpcodeTable& t, Names names, Handler run) {
   const u32 flops = 2u * Layout::size * Layout::size * Layout::depth;
-  t.add(names, {"", run_matrix<Layout, T>, Class::matrix, 1, Literal::b32, 0, flops, 4});
+  t.add(names, {"", run, Class::matrix, 1, Literal::b32, 0, flops, 4});
+}
+template <class Layout, class T>
+void add_mfma(OpcodeTable& t, Names names) {
+  add<Layout>(t, names, run_matrix<Layout, T>);
 }
 
 }  // namespace
 
 void add_matrix(OpcodeTable& t) {
-  add<MfmaLayout<32, 4>, Half>(t, {"v_mfma_f32_32x32x8_f16", "v_mfma_f32_32x32x8f16"});
-  add<MfmaLayout<16, 4>, Half>(t, {"v_mfma_f32_16x16x16_f16", "v_mfma_f32_16x16x16f16"});
-  add<MfmaLayout<32, 4>, Bfloat>(t, {"v_mfma_f32_32x32x8_bf16", "v_mfma_f32_32x32x8bf16_1k"});
-  add<MfmaLayout<16, 4>, Bfloat>(t, {"v_mfma_f32_16x16x16_bf16", "v_mfma_f32_16x16x16bf16_1k"});
-  add<MfmaLayout<32, 1>, float>(t, {"v_mfma_f32_32x32x2_f32"});
-  add<MfmaLayout<16, 1>, float>(t, {"v_mfma_f32_16x16x4_f32"});
-  add<WmmaLayout, Half>(t, {"v_wmma_f32_16x16x16_f16"});
-  add<WmmaLayout, Bfloat>(t, {"v_wmma_f32_16x16x16_bf16"});
+  add_mfma<MfmaLayout<32, 4>, Half>(t, {"v_mfma_f32_32x32x8_f16", "v_mfma_f32_32x32x8f16"});
+  add_mfma<MfmaLayout<16, 4>, Half>(t, {"v_mfma_f32_16x16x16_f16", "v_mfma_f32_16x16x16f16"});
+  add_mfma<MfmaLayout<32, 4>, Bfloat>(t, {"v_mfma_f32_32x32x8_bf16", "v_mfma_f32_32x32x8bf16_1k"});
+  add_mfma<MfmaLayout<16, 4>, Bfloat>(t, {"v_mfma_f32_16x16x16_bf16", "v_mfma_f32_16x16x16bf16_1k"});
+  add_mfma<MfmaLayout<32, 1>, float>(t, {"v_mfma_f32_32x32x2_f32"});
+  add_mfma<MfmaLayout<16, 1>, float>(t, {"v_mfma_f32_16x16x4_f32"});
+  add<Gfx12Wmma>(t, {"v_wmma_f32_16x16x16_f16"}, run_wmma<Half>);
+  add<Gfx12Wmma>(t, {"v_wmma_f32_16x16x16_bf16"}, run_wmma<Bfloat>);
 }
 
 }  // namespace gfxsim

@@ -1,5 +1,5 @@
-// Waits for memory. gfx9: vmcnt covers loads and stores, lgkmcnt LDS and scalar loads. gfx10: stores have vscnt. gfx12:
-// one counter each.
+// Waits for memory. gfx9: vmcnt covers loads and stores, lgkmcnt LDS and scalar loads. gfx10 and gfx11: stores have
+// vscnt. gfx12: one counter each.
 #include "waits.h"
 
 #include "opcode_table.h"

@@ -57,6 +57,8 @@ GLOBAL void uses_load_too_early(const float* x, float* out) {
   asm volatile("global_load_dword %0, %1, off\n\tv_add_f32 %0, 1.0, %0\n\ts_waitcnt vmcnt(0)"
                : "=&v"(value)
                : "v"(from));
+#elif __GFX11__
+  asm volatile("global_load_b32 %0, %1, off\n\tv_add_f32 %0, 1.0, %0\n\ts_waitcnt vmcnt(0)" : "=&v"(value) : "v"(from));
 #else
   asm volatile("global_load_b32 %0, %1, off\n\tv_add_f32 %0, 1.0, %0\n\ts_wait_loadcnt 0" : "=&v"(value) : "v"(from));
 #endif
@@ -97,6 +99,17 @@ GLOBAL THREADS(256) void leaves_before_barrier(int* out) {
 GLOBAL THREADS(256) void waits_without_signal(int* out) {
   __builtin_amdgcn_s_barrier_wait(-1);
   out[thread()] = 1;
+}
+#endif
+
+#if __GFX11__
+// Both halves of the wave hold rows of their own, where the second must repeat the first.
+GLOBAL THREADS(32) void matrix_operand_is_not_repeated(float* out) {
+  f16x16 a, b;
+  for (int k = 0; k < 16; ++k) a[k] = f16(thread() % 16 + k), b[k] = f16(thread() + k);
+  f32x8 sum = {};
+  sum = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, b, sum);
+  for (int r = 0; r < 8; ++r) out[r * 32 + thread()] = sum[r];
 }
 #endif
 

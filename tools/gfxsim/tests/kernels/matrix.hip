@@ -48,6 +48,27 @@ GLOBAL THREADS(64) void mfma_32x32x2_f32(const float* a, const float* b, float* 
 }
 #endif
 
+#if __GFX11__
+GLOBAL THREADS(32) void wmma_16x16x16_f16(const f16* a, const f16* b, float* c) {
+  const int i = lane() % 16, half = lane() / 16;
+  f16x16 fa, fb;
+  for (int k = 0; k < 16; ++k) fa[k] = a[i * 16 + k], fb[k] = b[k * 16 + i];
+  f32x8 acc = {};
+  acc = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(fa, fb, acc);
+  for (int r = 0; r < 8; ++r) c[(2 * r + half) * 16 + i] = acc[r];
+}
+
+GLOBAL THREADS(32) void wmma_16x16x16_bf16(const short* a, const short* b, float* c) {
+  const int i = lane() % 16, half = lane() / 16;
+  s16x16 fa, fb;
+  for (int k = 0; k < 16; ++k) fa[k] = a[i * 16 + k], fb[k] = b[k * 16 + i];
+  f32x8 acc;
+  for (int r = 0; r < 8; ++r) acc[r] = c[(2 * r + half) * 16 + i];
+  acc = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(fa, fb, acc);
+  for (int r = 0; r < 8; ++r) c[(2 * r + half) * 16 + i] = acc[r];
+}
+#endif
+
 #if __GFX12__
 GLOBAL THREADS(32) void wmma_16x16x16_f16(const f16* a, const f16* b, float* c) {
   const int i = lane() % 16, half = lane() / 16;
