@@ -11,7 +11,7 @@ set(FLASH_ATTN_KERNELS_DIR "" CACHE PATH "Directory of compiled code objects to 
 
 # csrc/hip/targets.h has the same names.
 set(flash_attn_amd_targets gfx900 gfx906 gfx908 gfx90a gfx942 gfx950 gfx1010 gfx1011 gfx1012 gfx1030 gfx1031 gfx1032 gfx1034 gfx1035
-    gfx1036 gfx1200 gfx1201)
+    gfx1036 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1200 gfx1201)
 # Where this machine has no AMD GPU. Few, so that `pip install .` takes minutes; wheels name more.
 set(flash_attn_default_targets gfx942 gfx1201)
 # What is not in this list but looks like a target of ROCm's is skipped when PYTORCH_ROCM_ARCH names it, because images of torch set

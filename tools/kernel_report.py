@@ -31,11 +31,12 @@ TARGETS = ROOT / "csrc" / "hip" / "targets.h"
 GROWTH = 1.10
 
 # By kind of target: registers of one SIMD lane, their allocation granule, waves per SIMD at most, SIMDs that share
-# `lds` bytes (of a WGP on RDNA, in wave32).
+# `lds` bytes (of a WGP on RDNA, in wave32). rdna3: gfx1100, gfx1101 and gfx1151; the others have 1024 registers.
 MACHINES = {
     "gcn": dict(registers=256, granule=4, waves=10, simds=4, lds=65536),
     "cdna": dict(registers=512, granule=8, waves=8, simds=4, lds=65536),
     "rdna2": dict(registers=1024, granule=16, waves=16, simds=4, lds=131072),
+    "rdna3": dict(registers=1536, granule=24, waves=16, simds=4, lds=131072),
     "rdna4": dict(registers=1536, granule=24, waves=16, simds=4, lds=131072),
 }
 

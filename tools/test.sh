@@ -20,7 +20,7 @@ compiled_kernels() { [ ! -d build/dev/kernels/gfx942 ] || echo "-DFLASH_ATTN_KER
 # tests simulate.
 build_package() {
   local targets=${GPU_ARCHS:-}
-  [ -n "$targets" ] || ! command -v clang++-22 >/dev/null || targets="gfx906;gfx90a;gfx942;gfx950;gfx1030;gfx1201"
+  [ -n "$targets" ] || ! command -v clang++-22 >/dev/null || targets="gfx906;gfx90a;gfx942;gfx950;gfx1030;gfx1100;gfx1201"
   GPU_ARCHS=$targets FLASH_ATTN_BUILD_DIR=$build_dir CMAKE_ARGS="-DFLASH_ATTN_WERROR=ON -DFLASH_ATTN_TESTS=$1 ${2:-} ${CMAKE_ARGS:-}" \
     "$venv/bin/python" -m pip -v install --no-build-isolation --no-deps --no-input -e .
 }

@@ -33,20 +33,23 @@ struct KernelShape {
   // LDS of a block: static in AMD code objects, to be passed to the launch on NVIDIA.
   constexpr int lds_bytes() const {
     if (family == Family::backward_delta || family == Family::forward_dmask) return 16;
+    const bool keeps_one = family == Family::forward || family == Family::backward_dv;
+    const int kept = block_rows() * (row_bytes(D) + (keeps_one ? 0 : row_bytes(Dv)));
     if (family == Family::forward)
-      return streamed_rows * (row_bytes(D) + Dv * element_size) + (is_fma() ? block_rows() * row_bytes(D) : 0);
-    const bool holds_both = family != Family::backward_dv;
-    const int kept = block_rows() * (row_bytes(D) + (holds_both ? row_bytes(Dv) : 0));
-    return backward_tile_bytes() + (backward_keeps_in_lds() ? kept : 0);
+      return streamed_rows * (row_bytes(D) + Dv * element_size) + (is_fma() || keeps_in_lds() ? kept : 0);
+    return backward_tile_bytes() + (keeps_in_lds() ? kept : 0);
   }
 
-  // Kept operands of the backward kernels, which have two of them besides up to two outputs: in registers, where these
-  // take at most 64 (of 256; 128 of CDNA's 512), or else in LDS. Fma reads them from LDS, or, where LDS does not hold
-  // them besides the tiles, from global memory.
-  constexpr bool backward_keeps_in_lds() const {
+  // Kept operands, of which the backward kernels have two besides up to two outputs: in registers, where these take at
+  // most 64 (of 256; 128 of CDNA's 512), or else in LDS. Fma's are in LDS in forward; the backward kernels read them
+  // from there, or, where LDS does not hold them besides the tiles, from global memory.
+  constexpr bool keeps_in_lds() const {
+    const bool forward = family == Family::forward;
     if (is_fma())
-      return (streamed_rows + block_rows()) * (row_bytes(D) + row_bytes(Dv)) + 16 * streamed_rows <= lds_limit();
-    return kept_tiles * tile * (D + Dv) / 2 > 64 * wave() * (wave() / 32);
+      return !forward &&
+             (streamed_rows + block_rows()) * (row_bytes(D) + row_bytes(Dv)) + 16 * streamed_rows <= lds_limit();
+    const int copies = target == Target::rdna3 ? 2 : 1;  // Both halves of a wave hold every operand.
+    return kept_tiles * tile * (D + (forward ? 0 : Dv)) / 2 * copies > 64 * wave() * (wave() / 32);
   }
 
  private:

@@ -12,7 +12,7 @@ from flash_attn.testing import simulated
 
 SIMULATED = ("gfx942", "gfx1201")
 # Targets that run a part of the grid: test_gpu_targets.py.
-OTHERS = ("gfx906", "gfx90a", "gfx950", "gfx1030")
+OTHERS = ("gfx906", "gfx90a", "gfx950", "gfx1030", "gfx1100")
 
 
 def needs_code(target: str) -> None:

@@ -5,6 +5,9 @@
 
 #if FA_AMD
 #include "hip/device/engine_amd.h"
+#if defined(__GFX11__)
+#include "hip/device/engine_wmma11.h"
+#endif
 #else
 #include "hip/device/engine_cuda.h"
 #endif

@@ -28,6 +28,7 @@ struct LaneKeepsRow {
   static constexpr int kRowStep = 8 * kGroups;              // streamed rows of one pack()
   static constexpr int kKeptPerLane = 1, kKeptLaneStride = 1;
   static constexpr int kUnrolledSteps = 64;  // of a loop over operands of `scores`: all
+  static constexpr int kOperandUnits = 1;    // of the kGroups in a row's step, those that one lane holds
 
   using Accumulator = Vec<float, kRegisters>;
   using Operand = Unit;

@@ -40,6 +40,14 @@
 #define FA_KERNEL(threads, blocks_per_sm) extern "C" __global__ __launch_bounds__(threads, blocks_per_sm)
 #define FA_GRID_CONSTANT __grid_constant__
 #endif
+// How many matrix operands are read from LDS ahead of their use; 0: the compiler chooses. CDNA has few waves to hide
+// LDS behind, and the compiler would put a read right before its use. RDNA3's operands are large, and it would start as
+// many reads as there are registers.
+#if defined(__GFX9__) || defined(__GFX11__)
+#define FA_OPERANDS_AHEAD 1
+#else
+#define FA_OPERANDS_AHEAD 0
+#endif
 #define FA_UNROLL _Pragma("unroll")
 #if FA_AMD
 #define FA_NO_UNROLL _Pragma("nounroll")
@@ -51,7 +59,7 @@ namespace flash_attn::gpu {
 
 using u16 = std::uint16_t;
 using u32 = std::uint32_t;
-inline constexpr int kWave = FA_WAVE;
+inline constexpr int kWave = FA_WAVE, kOperandsAhead = FA_OPERANDS_AHEAD;
 inline constexpr float kInf = __builtin_inff();
 
 template <class To, class From>
@@ -145,12 +153,11 @@ FA_DEVICE void finish_before(float& x) {
 #endif
 }
 
-// use(i, load(i)) for i < kCount, where load reads a matrix operand from LDS. On CDNA, which has few waves to hide LDS
-// behind, each read starts before its predecessor is used. The compiler would put it right before its own use, so
-// matrix instructions and LDS reads may not be moved across.
+// use(i, load(i)) for i < kCount, where load reads a matrix operand from LDS, kOperandsAhead before its use. Matrix
+// instructions and LDS reads may then not be moved across.
 template <int kCount, class Load, class Use>
 FA_DEVICE void load_and_use(Load load, Use use) {
-  constexpr int kAhead = FA_AMD && kWave == 64 && std::is_same_v<decltype(load(0)), Unit> ? 1 : 0;
+  constexpr int kAhead = std::is_class_v<decltype(load(0))> ? 0 : kOperandsAhead;
   decltype(load(0)) x[kAhead + 1];
   if (kAhead > 0) x[0] = load(0);
   FA_UNROLL

@@ -116,6 +116,10 @@ struct SwizzledRows {
     return ((row >> 2) ^ (row >> 3)) & 1;
   }
   FA_DEVICE static int offset(int row, int unit) { return (row * kUnits + (unit ^ swizzle(row))) * 16; }
+  // Bits of an offset that the swizzle changes: it is linear, so that offset(first + row, unit), where `first` is a
+  // multiple of 16 and row is less, is offset(row, 0) with these bits of offset(first, unit) flipped and the others
+  // added.
+  static constexpr int kSwizzledBytes = min_of(kUnits, 8) * 16;
 };
 
 // What a streamed tile is read as: rows for products that contract over features, columns for those that contract over

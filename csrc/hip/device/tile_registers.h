@@ -1,6 +1,6 @@
-// Tiles of K, V, Q, dO on the way from global memory through registers to LDS, for engines whose operand is one unit of
-// 8 16-bit numbers per lane: row lane % kTile, and of the contraction index the part that belongs to group lane /
-// kTile.
+// Tiles of K, V, Q, dO on the way from global memory through registers to LDS, for engines whose operand is a unit of 8
+// 16-bit numbers per lane: of one row, the part of the contraction index that belongs to group lane / kTile. Or, on
+// RDNA3, all of it: successive units.
 //
 // A RowTile contracts over features, a ColumnTile over rows: it is transposed in registers on the way, and the order of
 // its rows inside a unit is that in which a score tile stands in the engine's registers, so that P needs no shuffle.
@@ -9,6 +9,22 @@
 #include "hip/device/rows.h"
 
 namespace flash_attn::gpu {
+
+// An operand of several units: those of row first_row + lane_row of LDS from unit first_unit on. Only the row depends
+// on the lane, so a few registers and immediates are the addresses of all operands.
+template <class Engine, class Layout>
+FA_DEVICE typename Engine::Operand load_units(const char* lds, int first_row, int lane_row, int first_unit) {
+  constexpr int kSwizzled = Layout::kSwizzledBytes - 1;
+  typename Engine::Operand operand;
+  FA_UNROLL
+  for (int u = 0; u < Engine::kOperandUnits; ++u) {
+    const int first = Layout::offset(first_row, first_unit + u);
+    const Unit unit = load<Unit>(lds + (Layout::offset(lane_row, 0) ^ (first & kSwizzled)) + (first & ~kSwizzled));
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) operand[4 * u + i] = unit[i];
+  }
+  return operand;
+}
 
 // kRows x kFeatures, for products that contract over features.
 template <class Engine, int kRows, int kFeatures, int kThreads>
@@ -46,10 +62,14 @@ class RowTile {
   }
 
   // Rows [tile * kTile, ..), features [step * kStep, ..).
-  FA_DEVICE Unit operand(int tile, int step) const {
-    const int lane = lane_index();
-    return load<Unit>(lds_ + Layout::offset(tile * Engine::kTile + lane % Engine::kTile,
-                                            step * Engine::kGroups + lane / Engine::kTile));
+  FA_DEVICE typename Engine::Operand operand(int tile, int step) const {
+    if constexpr (Engine::kOperandUnits > 1) {
+      return load_units<Engine, Layout>(lds_, tile * Engine::kTile, Engine::operand_row(), step * Engine::kGroups);
+    } else {
+      const int lane = lane_index();
+      return load<Unit>(lds_ + Layout::offset(tile * Engine::kTile + lane % Engine::kTile,
+                                              step * Engine::kGroups + lane / Engine::kTile));
+    }
   }
 
  private:
@@ -115,10 +135,14 @@ class ColumnTile {
   }
 
   // Features [tile * kTile, ..); rows in the order of pack() of the scores' registers [step * 8, ..).
-  FA_DEVICE Unit operand(int tile, int step) const {
-    const int lane = lane_index();
-    return load<Unit>(lds_ + Layout::offset(tile * Engine::kTile + lane % Engine::kTile,
-                                            step * Engine::kGroups + lane / Engine::kTile));
+  FA_DEVICE typename Engine::Operand operand(int tile, int step) const {
+    if constexpr (Engine::kOperandUnits > 1) {
+      return load_units<Engine, Layout>(lds_, tile * Engine::kTile, Engine::operand_row(), step * Engine::kGroups);
+    } else {
+      const int lane = lane_index();
+      return load<Unit>(lds_ + Layout::offset(tile * Engine::kTile + lane % Engine::kTile,
+                                              step * Engine::kGroups + lane / Engine::kTile));
+    }
   }
 
  private:
@@ -206,10 +230,16 @@ class KeptInLds : public KeptLdsRows<typename Engine::Element, kTiles * Engine::
 
  public:
   using Base::Base;
-  FA_DEVICE Unit operand(int tile, int step) const {
-    const int lane = lane_index();
-    return load<Unit>(this->lds_ + Base::Layout::offset(tile * Engine::kTile + lane % Engine::kTile,
-                                                        step * Engine::kGroups + lane / Engine::kTile));
+  FA_DEVICE typename Engine::Operand operand(int tile, int step) const {
+    using Layout = typename Base::Layout;
+    if constexpr (Engine::kOperandUnits > 1) {
+      return load_units<Engine, Layout>(this->lds_, tile * Engine::kTile, Engine::kept_of_lane(),
+                                        step * Engine::kGroups);
+    } else {
+      const int lane = lane_index();
+      return load<Unit>(this->lds_ + Layout::offset(tile * Engine::kTile + lane % Engine::kTile,
+                                                    step * Engine::kGroups + lane / Engine::kTile));
+    }
   }
 };
 

@@ -18,7 +18,7 @@ class Forward {
   static_assert(kBlockRows == Plan::kWaves * kWaveRows, "the manifest knows the rows of a block");
   using KTile = RowTile<Engine, kKeys, Plan::kD, kThreads>;
   using VTile = ColumnTile<Engine, kKeys, Plan::kDv, kThreads>;
-  using Q = KeptRows<Engine, kKept, Plan::kD>;
+  using Q = typename Plan::template Kept<Plan::kD>;
   using Scores = ScoreTiles<Engine, kKept, kKeys / Engine::kTile>;
   using Output = OutputTiles<Engine, kKept, Plan::kDv / Engine::kTile>;
 

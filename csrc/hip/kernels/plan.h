@@ -16,6 +16,9 @@ inline constexpr Target kTarget = Target::cuda;
 #elif defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
 #define FA_CDNA
 inline constexpr Target kTarget = Target::cdna;
+#elif defined(__GFX11__)
+#define FA_RDNA3
+inline constexpr Target kTarget = Target::rdna3;
 #elif defined(__gfx1200__) || defined(__gfx1201__)
 #define FA_RDNA4
 inline constexpr Target kTarget = Target::rdna4;
@@ -29,7 +32,7 @@ inline constexpr Target kTarget = Target::rdna2;
 #error "csrc/hip/targets.h has no kind for this target"
 #endif
 
-// Where a backward kernel's kept operands are.
+// Where kept operands are.
 template <bool kIsFma, bool kInLds>
 struct KeptStorage {
   template <class Engine, int kTiles, int kFeatures>
@@ -63,8 +66,8 @@ struct Plan {
                 "a step meets whole dropout blocks of 64 keys, or a part of one");
 
   template <int kFeatures>
-  using Kept = typename KeptStorage<kKind == EngineKind::Fma,
-                                    kShape.backward_keeps_in_lds()>::template Of<Engine, kKept, kFeatures>;
+  using Kept = typename KeptStorage<kKind == EngineKind::Fma && kFamily != Family::forward,
+                                    kShape.keeps_in_lds()>::template Of<Engine, kKept, kFeatures>;
 };
 
 }  // namespace flash_attn::gpu
@@ -85,6 +88,11 @@ struct Plan {
 #define FA_TARGET_rdna2 FA_INSTANCE
 #else
 #define FA_TARGET_rdna2 FA_NOTHING
+#endif
+#if defined(FA_RDNA3)
+#define FA_TARGET_rdna3 FA_INSTANCE
+#else
+#define FA_TARGET_rdna3 FA_NOTHING
 #endif
 #if defined(FA_RDNA4)
 #define FA_TARGET_rdna4 FA_INSTANCE
