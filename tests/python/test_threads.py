@@ -103,7 +103,9 @@ def run_script(script, timeout=120, **environment):
 def test_fork(used_before):
     """A forked child, as of a data loader, computes the same. With one thread, since torch's own pool cannot follow."""
     if used_before and torch.cuda.is_available():
-        pytest.skip("where there is a GPU, torch's autograd has threads of its own and refuses to run in a forked child")
+        pytest.skip(
+            "where there is a GPU, torch's autograd has threads of its own and refuses to run in a forked child"
+        )
     script = f"""
         import os, torch
         from flash_attn import flash_attn_func
