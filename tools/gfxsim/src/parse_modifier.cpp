@@ -99,7 +99,7 @@ bool parse_modifier(std::string_view text, Op& op) {
       return true;
     }
     if (has(op, kReturnsByModifier) &&
-        (name == "sc0" || (name == "th" && value.find("RETURN") != std::string_view::npos)))
+        (name == "sc0" || name == "glc" || (name == "th" && value.find("RETURN") != std::string_view::npos)))
       op.returns_data = true;
     if (name == "offen") return op.offset_enable = true;
     if (name == "idxen") return op.index_enable = true;

@@ -205,6 +205,8 @@ void add_control_checks(Checks& checks) {
   };
   counted("buffer_inv sc1", "gfx942", kLoads);
   counted("buffer_wbl2 sc1", "gfx942", kLoads);
+  counted("buffer_gl0_inv", "gfx1100", kLoads);
+  counted("buffer_gl1_inv", "gfx1100", kLoads);
   counted("global_inv scope:SCOPE_SE", "gfx1201", kLoads);
   counted("global_wb scope:SCOPE_SE", "gfx1201", kStores);
   counted("global_wbinv scope:SCOPE_SE", "gfx1201", kStores);

@@ -226,6 +226,7 @@ void add_atomics(Checks& checks) {
       return check_atomic(bench, text, atomic, true);
     };
     add_check(checks, name + " " + result + ", " + rest + " sc0", "gfx942", returning);
+    add_check(checks, name + " " + result + ", " + rest + " glc", "gfx1100", returning);
     add_check(checks, name + " " + result + ", " + rest + " th:TH_ATOMIC_RETURN", "gfx1201", returning);
   }
 }

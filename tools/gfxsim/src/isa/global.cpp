@@ -213,7 +213,7 @@ void add_global(OpcodeTable& t) {
   atomic({"global_atomic_or", "global_atomic_or_b32"}, [](u32 a, u32 b) { return a | b; });
   atomic({"global_atomic_swap", "global_atomic_swap_b32"}, [](u32, u32 b) { return b; });
   atomic({"global_atomic_add_f32"}, [](float a, float b) { return a + b; });
-  for (const char* name : {"buffer_inv", "global_inv"})
+  for (const char* name : {"buffer_inv", "buffer_gl0_inv", "buffer_gl1_inv", "global_inv"})
     t.add({name}, {"", run_cache, Class::vmem, 0, Literal::b32, kNoOperands});
   for (const char* name : {"buffer_wbl2", "global_wb", "global_wbinv"})
     t.add({name}, {"", run_write_back, Class::vmem, 0, Literal::b32, kNoOperands});
