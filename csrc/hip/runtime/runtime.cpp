@@ -31,6 +31,7 @@ GpuRuntime::GpuRuntime(gpu::SharedLibrary library, const Names& names) : library
   };
   bind_optional(exchange_capture_mode_, names.exchange_capture_mode);
   bind_optional(configure_, "gfxsim_configure");
+  bind_optional(unload_simulated_, "hipModuleUnload");
   bind_optional(set_buffers_, "gfxsim_set_buffers");
   bind_optional(last_message_, "gfxsim_last_message");
   get_version(&version_);
@@ -70,7 +71,11 @@ void GpuRuntime::configure(const Simulation& s) {
   const int status = configure_(s.target.c_str(), s.schedule.c_str(), s.seed, s.checks.c_str(), s.threads);
   if (status != 0) throw Error(std::string("flash_attn: ") + last_message());
   const std::lock_guard lock(mutex_);
-  // Another target needs other code objects.
+  if (s.target == simulated_target_) return;
+  // Another target needs other code objects. The simulator's decoded ones are large.
+  simulated_target_ = s.target;
+  for (const auto& [key, module] : modules_)
+    if (module) unload_simulated_(module);
   devices_.clear();
   modules_.clear();
   functions_.clear();

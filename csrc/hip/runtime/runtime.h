@@ -83,10 +83,12 @@ class GpuRuntime {
                     unsigned lds, void* stream, void** args, void** extra) = nullptr;
   Status (*exchange_capture_mode_)(int* mode) = nullptr;
   int (*configure_)(const char*, const char*, unsigned long long, const char*, int) = nullptr;
+  Status (*unload_simulated_)(Handle module) = nullptr;
   void (*set_buffers_)(const Buffer*, int) = nullptr;
   const char* (*last_message_)() = nullptr;
 
   std::mutex mutex_;
+  std::string simulated_target_;
   std::map<int, GpuDevice> devices_;
   std::map<std::pair<int, std::string>, Handle> modules_;
   std::map<std::pair<int, const gpu::KernelRow*>, Handle> functions_;
