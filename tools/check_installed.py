@@ -21,8 +21,10 @@ BINDING_LIMIT = 1_000_000  # bytes
 ELF_AMDGPU = 224
 # EF_AMDGPU_MACH, the lowest byte of an ELF file's flags (LLVM, AMDGPUUsage).
 MACHINE = {
-    "gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F, "gfx1030": 0x36, "gfx1100": 0x41, "gfx1101": 0x46, "gfx1102": 0x47,
-    "gfx1150": 0x43, "gfx1151": 0x4A, "gfx1200": 0x48, "gfx1201": 0x4E,
+    "gfx900": 0x2C, "gfx906": 0x2F, "gfx908": 0x30, "gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F,
+    "gfx1010": 0x33, "gfx1011": 0x34, "gfx1012": 0x35, "gfx1030": 0x36, "gfx1031": 0x37, "gfx1032": 0x38,
+    "gfx1034": 0x3E, "gfx1035": 0x3D, "gfx1036": 0x45, "gfx1100": 0x41, "gfx1101": 0x46, "gfx1102": 0x47,
+    "gfx1103": 0x44, "gfx1150": 0x43, "gfx1151": 0x4A, "gfx1200": 0x48, "gfx1201": 0x4E,
 }  # fmt: skip
 
 

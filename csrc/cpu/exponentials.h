@@ -5,6 +5,10 @@
 
 namespace flash_attn::cpu {
 
+// Rows whose softmax the registers hold.
+template <class Target>
+inline constexpr int kRowsAbreast = Target::kRows % 4 == 0 ? 4 : 2;
+
 // exp2 over N rows of scores, stride apart. What is kept of a probability makes P, all of it makes the sum. Vector by
 // vector and row by row, so that it can run beside a product (gemm.h).
 template <class Target, int N>

@@ -4,6 +4,7 @@
 #include "core/softmax.h"
 #include "core/thread_pool.h"
 #include "cpu/direct_rows.h"
+#include "cpu/exponentials.h"
 #include "cpu/packed_keys.h"
 #include "cpu/score_tables.h"
 #include "cpu/target.h"
@@ -89,7 +90,7 @@ struct ForwardScratch {
   Elem* probabilities;    // likewise; the memory of scores when they are of the same type
   Columns* columns;       // of each strip of a block, when direct
   Real* sums;             // queries x sums_stride, when direct: what a key block adds to o
-  std::uint8_t* dropout;  // kAbreast x keys, rounded up to 256, a bit each
+  std::uint8_t* dropout;  // kRowsAbreast x keys, rounded up to 256, a bit each
   Real* addend;           // keys, when there is a bias or a mask
   index_t bytes;
 };
@@ -156,7 +157,7 @@ struct ForwardPlan {
     s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(scores);
     s.columns = c.take<Columns>(direct ? queries / kRows : 0);
     s.sums = c.take<Real>(direct ? queries * sums_stride<Target>(p.Dv) : 0);
-    s.dropout = c.take<std::uint8_t>(min_of<index_t>(kRows, 4) * dropout_stride());
+    s.dropout = c.take<std::uint8_t>(kRowsAbreast<Target> * dropout_stride());
     s.addend = c.take<Real>(addend.given() ? tiles.keys : 0);
     s.bytes = c.used();
     return s;

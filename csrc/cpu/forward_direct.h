@@ -101,8 +101,7 @@ class ForwardDirect {
     index_t n = first, head = tile * i % count;
     const index_t far_head = head;
     for (index_t cell = 0; cell < tile; ++cell) {
-      const char* const features = static_cast<const char*>(rows[n]) + head * step;
-      for (index_t byte = 0; byte < bytes; byte += kCacheLine) FA_PREFETCH(features + byte);
+      prefetch_row(static_cast<const char*>(rows[n]) + head * step, bytes);
       if (++head == count) ++n, head = 0;
     }
     const void* const* const far = stream.rows + row + kRowsAhead - tile;

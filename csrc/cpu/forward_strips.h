@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "cpu/dropout_bits.h"
-#include "cpu/exponentials.h"
 #include "cpu/forward_block.h"
 
 namespace flash_attn::cpu {
@@ -20,7 +19,7 @@ class ForwardStrips {
   using Scratch = ForwardScratch<Target>;
   static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows, kWidth = Target::kWidth;
   static constexpr index_t kCut = kDepthCut<Target>;
-  static constexpr int kAbreast = kRows % 4 == 0 ? 4 : 2;  // Rows whose softmax the registers hold.
+  static constexpr int kAbreast = kRowsAbreast<Target>;
   // Whether the registers hold exp2 beside the accumulators of a product.
   static constexpr bool kOverlaps = W == 16 && kRows == kAbreast;
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();

@@ -55,6 +55,8 @@ def test_cmake_and_the_host_name_the_same_targets():
     listed = re.search(r"set\(flash_attn_amd_targets ([^)]*)\)", (ROOT / "cmake" / "FlashAttnGpu.cmake").read_text())
     kinds = re.findall(r"\bX\((gfx\w+), \w+\)", (ROOT / "csrc" / "hip" / "targets.h").read_text())
     assert listed.group(1).split() == kinds
+    machines = re.findall(r'"(gfx\w+)": 0x', (ROOT / "tools" / "check_installed.py").read_text())
+    assert machines == kinds  # A wheel for any of them can be checked.
 
 
 def test_rocm_arch_without_any_target_that_there_is_is_refused(tmp_path):

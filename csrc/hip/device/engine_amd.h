@@ -36,6 +36,7 @@ struct LaneKeepsRow {
 
   FA_DEVICE static Accumulator zero() { return Accumulator(0.0f); }
   FA_DEVICE static int kept_of_lane() { return lane_index() % kTile; }
+  FA_DEVICE static int operand_row() { return lane_index() % kTile; }  // Of a streamed tile, the one this lane holds.
   static constexpr int kept_slot(int) { return 0; }
   static constexpr int register_of_slot(int, int n) { return n; }
   static constexpr int kept_of_slot(int) { return 0; }

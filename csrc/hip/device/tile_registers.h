@@ -10,20 +10,25 @@
 
 namespace flash_attn::gpu {
 
-// An operand of several units: those of row first_row + lane_row of LDS from unit first_unit on. Only the row depends
-// on the lane, so a few registers and immediates are the addresses of all operands.
+// The operand of a tile's rows in LDS: of row `lane_row`, the lane's unit of the step or all of them. Where it is all,
+// only the row depends on the lane, so a few registers and immediates are the addresses of all operands.
 template <class Engine, class Layout>
-FA_DEVICE typename Engine::Operand load_units(const char* lds, int first_row, int lane_row, int first_unit) {
-  constexpr int kSwizzled = Layout::kSwizzledBytes - 1;
-  typename Engine::Operand operand;
-  FA_UNROLL
-  for (int u = 0; u < Engine::kOperandUnits; ++u) {
-    const int first = Layout::offset(first_row, first_unit + u);
-    const Unit unit = load<Unit>(lds + (Layout::offset(lane_row, 0) ^ (first & kSwizzled)) + (first & ~kSwizzled));
+FA_DEVICE typename Engine::Operand load_operand(const char* lds, int tile, int step, int lane_row) {
+  const int first_row = tile * Engine::kTile, first_unit = step * Engine::kGroups;
+  if constexpr (Engine::kOperandUnits == 1) {
+    return load<Unit>(lds + Layout::offset(first_row + lane_row, first_unit + lane_index() / Engine::kTile));
+  } else {
+    constexpr int kSwizzled = Layout::kSwizzledBytes - 1;
+    typename Engine::Operand operand;
     FA_UNROLL
-    for (int i = 0; i < 4; ++i) operand[4 * u + i] = unit[i];
+    for (int u = 0; u < Engine::kOperandUnits; ++u) {
+      const int first = Layout::offset(first_row, first_unit + u);
+      const Unit unit = load<Unit>(lds + (Layout::offset(lane_row, 0) ^ (first & kSwizzled)) + (first & ~kSwizzled));
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) operand[4 * u + i] = unit[i];
+    }
+    return operand;
   }
-  return operand;
 }
 
 // kRows x kFeatures, for products that contract over features.
@@ -63,13 +68,7 @@ class RowTile {
 
   // Rows [tile * kTile, ..), features [step * kStep, ..).
   FA_DEVICE typename Engine::Operand operand(int tile, int step) const {
-    if constexpr (Engine::kOperandUnits > 1) {
-      return load_units<Engine, Layout>(lds_, tile * Engine::kTile, Engine::operand_row(), step * Engine::kGroups);
-    } else {
-      const int lane = lane_index();
-      return load<Unit>(lds_ + Layout::offset(tile * Engine::kTile + lane % Engine::kTile,
-                                              step * Engine::kGroups + lane / Engine::kTile));
-    }
+    return load_operand<Engine, Layout>(lds_, tile, step, Engine::operand_row());
   }
 
  private:
@@ -136,13 +135,7 @@ class ColumnTile {
 
   // Features [tile * kTile, ..); rows in the order of pack() of the scores' registers [step * 8, ..).
   FA_DEVICE typename Engine::Operand operand(int tile, int step) const {
-    if constexpr (Engine::kOperandUnits > 1) {
-      return load_units<Engine, Layout>(lds_, tile * Engine::kTile, Engine::operand_row(), step * Engine::kGroups);
-    } else {
-      const int lane = lane_index();
-      return load<Unit>(lds_ + Layout::offset(tile * Engine::kTile + lane % Engine::kTile,
-                                              step * Engine::kGroups + lane / Engine::kTile));
-    }
+    return load_operand<Engine, Layout>(lds_, tile, step, Engine::operand_row());
   }
 
  private:
@@ -231,15 +224,7 @@ class KeptInLds : public KeptLdsRows<typename Engine::Element, kTiles * Engine::
  public:
   using Base::Base;
   FA_DEVICE typename Engine::Operand operand(int tile, int step) const {
-    using Layout = typename Base::Layout;
-    if constexpr (Engine::kOperandUnits > 1) {
-      return load_units<Engine, Layout>(this->lds_, tile * Engine::kTile, Engine::kept_of_lane(),
-                                        step * Engine::kGroups);
-    } else {
-      const int lane = lane_index();
-      return load<Unit>(this->lds_ + Layout::offset(tile * Engine::kTile + lane % Engine::kTile,
-                                                    step * Engine::kGroups + lane / Engine::kTile));
-    }
+    return load_operand<Engine, typename Base::Layout>(this->lds_, tile, step, Engine::kept_of_lane());
   }
 };
 
