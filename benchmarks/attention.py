@@ -29,6 +29,7 @@ import os
 import sys
 
 import avx2
+import combine
 import report
 import torch
 import torch.nn.functional as F
@@ -53,6 +54,7 @@ SUITES = {
     "train": train_rows,
 }
 SWEEP = [2**power for power in range(7, 15)]  # 128 to 16384
+SET_UP_SECONDS = 2.0  # per row
 DENSE_ONLY = ("head_dims", "lengths", "batch", "heads", "sweep")
 # Sizes of the suites: S, H, (B, S) of the long cache, lengths of the short ones, S of the training step.
 SIZES = dict(S=2048, H=8, cache=(8, 16384), short_caches=(128, 512, 2048), train_length=1024)
@@ -66,6 +68,7 @@ def parser():
     add("--against", choices=tuple(PEERS), default="torch", help="peer to compare with; torch-math on a GPU [torch]")
     add(
         "--suites",
+        "--only",
         nargs="+",
         choices=SUITES,
         metavar="NAME",
@@ -82,6 +85,7 @@ def parser():
     add("--threads", type=int, metavar="N", help="threads of both sides [torch's default]")
     add("--quick", action="store_true", help="small and short: does it run, not how fast is it")
     add("--json", metavar="FILE", help="write setting, medians and every sample; rewritten after each row")
+    add("--combine", nargs="+", metavar="FILE", help="measure nothing: one table of what --json wrote in several runs")
     add("--plot", metavar="FILE", help="draw GFLOP/s of the dense rows over S (needs matplotlib)")
     add("--fail-under", type=float, metavar="R", help="exit with status 1 if a ratio to the peer is below R")
     add("--check-required", action="store_true", help="exit with status 1 if a row misses what it must reach")
@@ -92,6 +96,9 @@ def parse_arguments(arguments):
     """The arguments with every default filled in, and the sizes of the suites."""
     this = parser()
     args = this.parse_args(arguments)
+    if args.combine:
+        refuse_beside_combine(args, this)
+        return args
     refuse(args, this.error)
     dense_only = args.device == "cuda" or args.against == "none" or any(getattr(args, name) for name in DENSE_ONLY)
     args.suites = args.suites or (["dense"] if dense_only else list(SUITES))
@@ -110,6 +117,15 @@ def parse_arguments(arguments):
         if getattr(args, name, None) is None:
             setattr(args, name, value)
     return args
+
+
+def refuse_beside_combine(args, this):
+    """Ends with a message if an option is given that --combine would ignore."""
+    used = ("combine", "fail_under", "check_required")
+    ignored = [name for name, value in vars(args).items() if name not in used and value != this.get_default(name)]
+    if ignored:
+        option = ignored[0].replace("_", "-")
+        this.error(f"--combine reads what other runs have measured; --{option} is for a run that measures")
 
 
 def refuse(args, error):
@@ -139,6 +155,11 @@ def missing(suite):
     if suite == "avx2" and "avx2" not in _native.load()._cpu_isas():
         return "this processor has no AVX2"
     return None
+
+
+def expected_minutes(rows, seconds):
+    """About how long the rows take: tensors, checks and rounds that are too long add to the time asked for."""
+    return len(rows) * (seconds + SET_UP_SECONDS) / 60
 
 
 def rows_of(args):
@@ -191,12 +212,15 @@ def status(rows, args):
 
 def main(arguments):
     args = parse_arguments(arguments)
+    if args.combine:
+        return status(combine.show(args.combine), args)
     if args.threads:
         torch.set_num_threads(args.threads)
     rows = rows_of(args)
     where = report.setting(args)
     for key, value in where.items():
         print(f"{key:>12}: {value}")
+    print(f"{'rows':>12}: {len(rows)}, about {expected_minutes(rows, args.seconds):.0f} minutes")
     print(f"\n{report.heading(args.against)}", flush=True)
     done = []
     bar, show = progress(measured(rows, args), len(rows))

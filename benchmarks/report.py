@@ -89,7 +89,7 @@ def line(row):
 
 
 def summary(rows):
-    """Lines: of each suite how many rows reach what is required, and the mean of the dense ratios."""
+    """Lines: of each suite how many rows reach what is required, the mean of the dense ratios, the rows that miss."""
     lines = [f"{'suite':<12}{'rows':>6}{'met':>6}{'missed':>8}{'reported':>10}"]
     for suite in dict.fromkeys(row.suite for row in rows):
         verdicts = [row.met for row in rows if row.suite == suite]
@@ -100,6 +100,9 @@ def summary(rows):
         slowest = min(dense, key=lambda row: row.ratio)
         mean = statistics.geometric_mean(row.ratio for row in dense)
         lines.append(f"\ngeometric mean of the dense ratios {mean:.2f}x, lowest {slowest.ratio:.2f}x ({slowest.name})")
+    missed = [row for row in rows if row.met is False]
+    if missed:
+        lines += ["\nmissed:", *(f"{row.name:<46}{row.value:>8.2f} {verdict(row)}" for row in missed)]
     return lines
 
 

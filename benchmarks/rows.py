@@ -32,6 +32,13 @@ QUANTITIES = {
 }
 
 
+def reaches(quantity, value, required):
+    """Whether a value reaches what is required; None where nothing is, or there is no value."""
+    if required is None or value is None:
+        return None
+    return value <= required if quantity == "cost" else value >= required
+
+
 @dataclass
 class Row:
     """One line of the table. Times are seconds per call; `work` is in FLOP or bytes per call of ours."""
@@ -86,9 +93,7 @@ class Row:
     @property
     def met(self):
         """Whether the value reaches what is required; None where nothing is."""
-        if self.required is None or self.value is None:
-            return None
-        return self.value <= self.required if self.quantity == "cost" else self.value >= self.required
+        return reaches(self.quantity, self.value, self.required)
 
     def record(self):
         """The row as JSON holds it; benchmarks/README.md lists the fields."""

@@ -34,7 +34,7 @@ _DENSE = (None, None, 0, 0)  # no cu_seqlens_q, cu_seqlens_k; their max_seqlen_q
 
 def window_bounds(window_size):
     """(left, right) as the operators take them: -1 for None, an int for an item that is a tensor."""
-    if window_size is None:
+    if window_size is None or type(window_size) is tuple and window_size == (-1, -1):
         return -1, -1
     if not hasattr(window_size, "__getitem__") or len(window_size) != 2:
         raise ValueError(f"window_size is {window_size!r}; it must have two items, (left, right), -1 being unbounded.")
@@ -51,8 +51,8 @@ def scale_or_default(softmax_scale, packed_or_q):
     """softmax_scale, or D ** -0.5 for None. The operators refuse what has no D, whatever the scale."""
     if softmax_scale is not None:
         return softmax_scale
-    has_head_dim = isinstance(packed_or_q, torch.Tensor) and packed_or_q.dim() > 0 and packed_or_q.shape[-1] > 0
-    return packed_or_q.shape[-1] ** -0.5 if has_head_dim else 1.0
+    shape = packed_or_q.shape if isinstance(packed_or_q, torch.Tensor) else ()
+    return shape[-1] ** -0.5 if len(shape) > 0 and shape[-1] > 0 else 1.0
 
 
 def _check_lengths(lengths, q, k):

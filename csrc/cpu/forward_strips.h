@@ -26,7 +26,7 @@ class ForwardStrips {
 
  public:
   explicit ForwardStrips(const ForwardPlan<Target>& plan)
-      : plan_(plan), f_(plan.f), p_(plan.p), addend_(plan.addend), tiles_(plan.tiles) {}
+      : plan_(plan), f_(plan.f), p_(plan.p), addend_(plan.addend), tiles_(plan.tiles), plain_(is_plain(plan)) {}
 
   // All rows of a block against key blocks from key keys.begin to keys.end, as far as they see any.
   void attend(const Block& block, Range keys, const Scratch& s) const {
@@ -72,6 +72,8 @@ class ForwardStrips {
     c.begin = begin / kWidth * kWidth;
     c.end = round_up(end, kWidth);
     c.seen = {begin / kCut * kCut, round_up(end, kCut)};
+    c.plain = plain_ && block.rules[0].cover({block.query(rows.begin), block.query(rows.end - 1) + 1},
+                                             {origin + c.begin, origin + c.end}) == Cover::all;
     return true;
   }
 
@@ -91,6 +93,13 @@ class ForwardStrips {
   }
 
  private:
+  // Whether no row's scores take more than a factor, but for what causal and window hide.
+  static bool is_plain(const ForwardPlan<Target>& plan) {
+    const Problem& p = plan.p;
+    return !plan.addend.given() && !(p.softcap > 0) && !p.alibi_slopes && !p.key_begin.data && !p.key_end.data &&
+           Real(p.scale * kLog2e) > Real(0);
+  }
+
   // Whether what is added to the scores of a key block is the same for all rows.
   FA_INLINE bool shares_addend(const Block& block) const { return !addend_.per_query() && block.heads == 1; }
 
@@ -236,8 +245,12 @@ class ForwardStrips {
                                         const Scratch& s) const {
     Real* const x = s.scores + n * tiles_.keys;
     V top[N];
-    bool searched = true;
-    for (int t = 0; t < N; ++t) {
+    bool searched = !c.plain;
+    for (int t = 0; t < N && c.plain; ++t) {
+      shifts.factor[t] = block.rules[0].scale_log2;
+      top[t] = V(-kInfinity);
+    }
+    for (int t = 0; t < N && !c.plain; ++t) {
       const Scaled scaled = mask_and_transform(block, r + n + t, c, x + t * tiles_.keys, s);
       shifts.factor[t] = scaled.factor;
       top[t] = scaled.top;
@@ -304,6 +317,7 @@ class ForwardStrips {
   const Problem& p_;
   const Addend<Target>& addend_;
   const Tiles tiles_;
+  const bool plain_;
 };
 
 }  // namespace flash_attn::cpu

@@ -18,6 +18,7 @@ struct RowFormat {
   void (*load_real)(const void* source, index_t n, Real* out);        // to accumulator precision
   void (*store)(const Real* row, Real factor, index_t n, void* out);  // row * factor, rounded to nearest even
   index_t size;                                                       // bytes of one element
+  bool as_is;                                                         // the tensor's elements are multiplicands
 };
 
 template <class Target, class T>
@@ -51,7 +52,9 @@ struct RowsOf {
         to[i] = from_float<T>(row[i] * factor);
     }
   }
-  static constexpr RowFormat<Target> format() { return {load, load_real, store, sizeof(T)}; }
+  static constexpr RowFormat<Target> format() {
+    return {load, load_real, store, sizeof(T), std::is_same_v<Elem, T>};
+  }
 };
 
 template <class Target>
@@ -80,6 +83,14 @@ FA_INLINE void prefetch_row(const void* row, index_t bytes) {
   for (index_t byte = 0; byte < bytes; byte += 64) FA_PREFETCH(static_cast<const char*>(row) + byte);
 }
 
+// A call of memcpy, or of a function pointer, takes longer than to move a row of a usual length.
+FA_INLINE void copy_row(const char* from, index_t bytes, char* to) {
+  constexpr index_t kPart = 64;
+  index_t byte = 0;
+  for (; byte + kPart <= bytes; byte += kPart) std::memcpy(to + byte, from + byte, kPart);
+  if (byte < bytes) std::memcpy(to + byte, from + byte, static_cast<std::size_t>(bytes - byte));
+}
+
 // `rows` rows of `features` as multiplicands at out[row * stride], zero-padded to `stride` features and `padded_rows`
 // rows.
 template <class Target>
@@ -87,7 +98,10 @@ void load_rows(const RowFormat<Target>& format, const char* source, index_t row_
                index_t padded_rows, index_t features, index_t stride, typename Target::Elem* out) {
   for (index_t r = 0; r < rows; ++r, source += row_bytes, out += stride) {
     if (rows > kPrefetchRows) prefetch_row(source + kPrefetchRows * row_bytes, features * format.size);
-    format.load(source, features, out);
+    if (format.as_is)
+      copy_row(source, features * format.size, reinterpret_cast<char*>(out));
+    else
+      format.load(source, features, out);
     for (index_t d = features; d < stride; ++d) out[d] = {};
   }
   for (index_t i = 0; i < (padded_rows - rows) * stride; ++i) out[i] = {};

@@ -37,14 +37,31 @@ class PackedKeys {
     for (index_t panel = panels.begin; panel < min_of(panels.end, k_panels.count()); ++panel) {
       const index_t begin = k_panels.begin(panel), width = k_panels.width(panel);
       const index_t rows = min_of(width, keys - begin);
-      load_keys(format_, p_, p_.k, b, hk, first + begin, rows, width, p_.D, k_stride_, staging);
-      pack_transposed_panel<Target>(staging, k_stride_, depth_ / k_panels.kStep, width, k_panels.panel(panel));
-      load_keys(format_, p_, p_.v, b, hk, first + begin, rows, width, p_.Dv, v_stride_, staging);
-      pack_direct_rows<Target>(staging, v_stride_, begin, begin + width, v_panels);
+      const Rows of_k = rows_of(p_.k, b, hk, first + begin, rows, width, p_.D, k_stride_, staging);
+      pack_transposed_panel<Target>(of_k.data, of_k.stride, depth_ / k_panels.kStep, width, k_panels.panel(panel));
+      const Rows of_v = rows_of(p_.v, b, hk, first + begin, rows, width, p_.Dv, v_stride_, staging);
+      pack_direct_rows<Target>(of_v.data, of_v.stride, begin, begin + width, v_panels);
     }
   }
 
  private:
+  struct Rows {
+    const Elem* data;
+    index_t stride;
+  };
+
+  // Keys first .. first + keys - 1 as multiplicands: where they are if they are such in memory, else in `staging`.
+  Rows rows_of(const Operand& x, index_t b, index_t hk, index_t first, index_t keys, index_t padded, index_t features,
+               index_t stride, Elem* staging) const {
+    if (format_.as_is && keys == padded && features == stride && x.row_stride % Target::Format::kStep == 0) {
+      const KeyRun run = p_.keys_from(p_.sequence(b), b, first);
+      if (run.count >= keys)
+        return {reinterpret_cast<const Elem*>(row_at(x, format_.size, run.batch, run.row, hk)), x.row_stride};
+    }
+    load_keys(format_, p_, x, b, hk, first, keys, padded, features, stride, staging);
+    return {staging, stride};
+  }
+
   const Problem& p_;
   const RowFormat<Target>& format_;
   const index_t keys_, depth_, k_stride_, v_stride_;

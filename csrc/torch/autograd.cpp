@@ -6,6 +6,8 @@
 // recomputation share one mask.
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
+
 #include "ops.h"
 
 namespace flash_attn::torch_binding {
@@ -27,15 +29,22 @@ constexpr struct {
 /// Where the name of an argument without a backward pass is kept.
 constexpr const char* kForwardOnly = "forward only";
 
+/// None where there is none of that name.
+const c10::IValue& value(const Named& arguments, const char* name) {
+  static const c10::IValue none;
+  const auto given = arguments.find(name);
+  return given != arguments.end() ? given->second : none;
+}
+
 /// Puts the inputs of the formula in their places; returns those without the extra ones.
 at::TensorList set_inputs(at::TensorList inputs, Named& arguments) {
   std::size_t main = inputs.size();
-  for (const auto& extra : kExtraInputs) main -= arguments.at(extra.wanted).isNone() ? 0 : 1;
+  for (const auto& extra : kExtraInputs) main -= value(arguments, extra.wanted).isNone() ? 0 : 1;
   std::size_t next = main;
   for (const auto& extra : kExtraInputs) {
-    if (!arguments.at(extra.wanted).isNone()) arguments[extra.name] = inputs[next++];
+    if (!value(arguments, extra.wanted).isNone()) arguments[extra.name] = inputs[next++];
   }
-  const bool varlen = arguments["cu_seqlens_q"].isTensor() || arguments["cu_seqlens_k"].isTensor();
+  const bool varlen = value(arguments, "cu_seqlens_q").isTensor() || value(arguments, "cu_seqlens_k").isTensor();
   const auto qkv = inputs.slice(0, main);
   const auto [q, k, v] = unpack(qkv, varlen);
   arguments["q"] = q;
@@ -46,8 +55,8 @@ at::TensorList set_inputs(at::TensorList inputs, Named& arguments) {
 
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
-  /// `arguments`: those of a public operator, and under the names of kExtraInputs' `wanted` None, or whether the extra
-  /// input needs its gradient. Returns out, softmax_lse, S_dmask.
+  /// `arguments`: those of a public operator that are given, and under the names of kExtraInputs' `wanted` whether the
+  /// extra input needs its gradient, if that is given. Returns out, softmax_lse, S_dmask.
   static variable_list forward(AutogradContext* ctx, at::TensorList inputs, Named arguments) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     set_inputs(inputs, arguments);
@@ -57,14 +66,13 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     arguments["softmax_lse"] = results.at(1);
 
     variable_list saved = inputs.vec();
-    for (const auto* name : kSavedTensors) saved.push_back(tensor_of(arguments[name]));
+    for (const auto* name : kSavedTensors) saved.push_back(tensor_of(value(arguments, name)));
     ctx->save_for_backward(std::move(saved));
-    for (const auto& [name, value] : arguments) {
-      if (!value.isTensor()) ctx->saved_data[name] = value;
+    for (const auto& [name, given] : arguments) {
+      if (!given.isTensor() && !given.isNone()) ctx->saved_data[name] = given;
     }
     for (const auto* name : {"block_table", "leftpad_k", "seqused_k"}) {
-      if (const auto given = arguments.find(name); given != arguments.end() && given->second.isTensor())
-        ctx->saved_data[kForwardOnly] = std::string(name);
+      if (value(arguments, name).isTensor()) ctx->saved_data[kForwardOnly] = std::string(name);
     }
     ctx->mark_non_differentiable({tensor_of(results.at(2))});
     ctx->set_materialize_grads(false);
@@ -82,7 +90,9 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     if (grad_outputs[0].defined() || grad_outputs[1].defined()) {
       Named arguments = ctx->saved_data;
       auto tensor = saved.begin() + static_cast<std::ptrdiff_t>(inputs.size());
-      for (const auto* name : kSavedTensors) arguments[name] = value_of(*tensor++);
+      for (const auto* name : kSavedTensors) {
+        if (const auto& given = *tensor++; given.defined()) arguments[name] = given;
+      }
       const auto qkv = set_inputs(inputs, arguments);
       arguments["packing"] = static_cast<std::int64_t>(packing_of(qkv));
       arguments["dout"] = grad_outputs[0].defined() ? grad_outputs[0] : at::zeros_like(arguments["out"].toTensor());
@@ -114,6 +124,12 @@ void refuse_forward_mode(const Inputs& inputs) {
   }
 }
 
+bool needs_graph(const Inputs& inputs) {
+  return at::GradMode::is_enabled() && std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& input) {
+           return input.defined() && input.requires_grad();
+         });
+}
+
 }  // namespace
 
 torch::jit::Stack call_operator(const char* name, const Named& arguments) {
@@ -127,17 +143,23 @@ torch::jit::Stack call_operator(const char* name, const Named& arguments) {
   return stack;
 }
 
-void attention_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void attention_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const Arguments arguments(op, *stack);
   Inputs inputs = arguments.inputs();
-  Named named;
-  for (const auto& argument : op.schema().arguments()) named[argument.name()] = arguments[argument.name().c_str()];
   for (const auto& extra : kExtraInputs) {
-    const auto tensor = arguments.tensor(extra.name);
-    named[extra.wanted] = tensor.defined() ? c10::IValue(tensor.requires_grad()) : c10::IValue();
-    if (tensor.defined()) inputs.push_back(tensor);
+    if (const auto tensor = arguments.tensor(extra.name); tensor.defined()) inputs.push_back(tensor);
   }
   refuse_forward_mode(inputs);
+  // The formula takes longer than the arithmetic of a short call.
+  if (!needs_graph(inputs)) return op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  Named named;
+  for (const auto& argument : op.schema().arguments()) {
+    if (const auto& given = arguments[argument.name()]; !given.isNone()) named[argument.name()] = given;
+  }
+  for (const auto& extra : kExtraInputs) {
+    if (const auto tensor = arguments.tensor(extra.name); tensor.defined())
+      named[extra.wanted] = tensor.requires_grad();
+  }
   const auto results = AttentionFunction::apply(at::TensorList(inputs), std::move(named));
   torch::jit::drop(*stack, op.schema().arguments().size());
   torch::jit::push(*stack, results.at(0), results.at(1), results.at(2));

@@ -14,13 +14,17 @@ namespace flash_attn::torch_binding {
 Arguments::Arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
     : schema_(op.schema()), first_(stack.data() + stack.size() - schema_.arguments().size()) {}
 
-const c10::IValue& Arguments::operator[](const char* name) const {
+const c10::IValue& Arguments::operator[](std::string_view name) const {
   static const c10::IValue none;
-  const auto index = schema_.argumentIndexWithName(name);
-  return index ? first_[*index] : none;
+  const auto& all = schema_.arguments();
+  for (std::size_t n = 0; n < all.size(); ++n, ++next_) {
+    if (next_ >= all.size()) next_ = 0;
+    if (all[next_].name() == name) return first_[next_++];
+  }
+  return none;
 }
 
-at::Tensor Arguments::tensor(const char* name) const {
+at::Tensor Arguments::tensor(std::string_view name) const {
   const auto& value = (*this)[name];
   return value.isNone() ? at::Tensor() : value.toTensor();
 }
@@ -31,22 +35,23 @@ Call Arguments::call() const {
   Call call;
   call.q = tensor("q"), call.k = tensor("k"), call.v = tensor("v");
   call.cu_seqlens_q = tensor("cu_seqlens_q"), call.cu_seqlens_k = tensor("cu_seqlens_k");
-  call.alibi_slopes = tensor("alibi_slopes"), call.rng_state = tensor("rng_state");
+  call.rng_state = tensor("rng_state");
+  if (given("max_seqlen_q")) call.max_seqlen_q = self["max_seqlen_q"].toSymInt();
+  if (given("max_seqlen_k")) call.max_seqlen_k = self["max_seqlen_k"].toSymInt();
+  call.dropout_p = self["dropout_p"].toDouble();
+  call.softmax_scale = self["softmax_scale"].toDouble();
+  call.causal = self["causal"].toBool();
+  call.window_left = self["window_size_left"].toSymInt();
+  call.window_right = self["window_size_right"].toSymInt();
+  call.softcap = self["softcap"].toDouble();
+  call.alibi_slopes = tensor("alibi_slopes");
+  if (given("return_softmax")) call.return_softmax = self["return_softmax"].toBool();
   call.attn_bias = tensor("attn_bias"), call.attn_mask = tensor("attn_mask");
-  call.key_begin = tensor("key_begin"), call.key_end = tensor("key_end");
   call.learnable_sink = tensor("learnable_sink");
+  call.key_begin = tensor("key_begin"), call.key_end = tensor("key_end");
   call.block_table = tensor("block_table"), call.leftpad_k = tensor("leftpad_k");
   call.seqused_k = tensor("seqused_k");
   if (given("num_splits")) call.num_splits = self["num_splits"].toInt();
-  if (given("max_seqlen_q")) call.max_seqlen_q = self["max_seqlen_q"].toSymInt();
-  if (given("max_seqlen_k")) call.max_seqlen_k = self["max_seqlen_k"].toSymInt();
-  call.window_left = self["window_size_left"].toSymInt();
-  call.window_right = self["window_size_right"].toSymInt();
-  call.dropout_p = self["dropout_p"].toDouble();
-  call.softmax_scale = self["softmax_scale"].toDouble();
-  call.softcap = self["softcap"].toDouble();
-  call.causal = self["causal"].toBool();
-  if (given("return_softmax")) call.return_softmax = self["return_softmax"].toBool();
   return call;
 }
 

@@ -4,19 +4,22 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <string_view>
+
 #include "call.h"
 
 namespace flash_attn::torch_binding {
 
 /// Arguments on an operator's stack, found by the names in its schema, so that each argument list exists only there.
+/// Finding them is quickest in the schema's order.
 class Arguments {
  public:
   Arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
   /// None if the operator has no such argument.
-  const c10::IValue& operator[](const char* name) const;
+  const c10::IValue& operator[](std::string_view name) const;
   /// Undefined for None.
-  at::Tensor tensor(const char* name) const;
+  at::Tensor tensor(std::string_view name) const;
   /// The Call without q, k and v of a packed operator.
   Call call() const;
   Inputs inputs() const;
@@ -24,6 +27,7 @@ class Arguments {
  private:
   const c10::FunctionSchema& schema_;
   const c10::IValue* first_;
+  mutable std::size_t next_ = 0;  // After the argument that was found last.
 };
 
 /// Replaces an operator's arguments on the stack by its results.
@@ -47,7 +51,7 @@ inline at::Tensor tensor_of(const c10::IValue& value) { return value.isTensor() 
 torch::jit::Stack call_operator(const char* name, const Named& arguments);
 
 /// Autograd of the public operators.
-void attention_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void attention_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 /// Autograd of attention_backward: its own derivative does not exist.
 void refuse_double_backward(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 

@@ -109,7 +109,7 @@ template <bool in_place>
 void rotate_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Arguments arguments(op, *stack);
   Named named;
-  for (const auto& argument : op.schema().arguments()) named[argument.name()] = arguments[argument.name().c_str()];
+  for (const auto& argument : op.schema().arguments()) named[argument.name()] = arguments[argument.name()];
   named.erase("x");
   const at::Tensor out = RotateFunction<in_place>::apply(arguments.tensor("x"), std::move(named));
   if (in_place)

@@ -211,6 +211,48 @@ def test_check_required_is_an_exit_status(modules):
     assert attention.status([row], args) == 0
 
 
+def stored_run(modules, path, peer_seconds, **setting):
+    """Writes a run whose row takes 1 s, next to a peer that takes peer_seconds; returns the path as text."""
+    rows, report = modules("rows"), modules("report")
+    where = {"machine": "x", "threads": 2, "torch": "2", "peer": "torch", **setting}
+    row = rows.Row("dense", "dense row", "fp32", required=2.0, seconds=[1.0], peer_seconds=[peer_seconds])
+    other = rows.Row("decode", "decode row", "fp32", seconds=[1.0], peer_seconds=[peer_seconds])
+    report.write_json(path, where, [row, other])
+    return str(path)
+
+
+def test_runs_are_combined(modules, tmp_path, capsys):
+    """The median of three runs decides; the least and the greatest are shown."""
+    runs = [stored_run(modules, tmp_path / f"{n}.json", peer) for n, peer in enumerate((1.5, 2.5, 2.25))]
+    main = modules("attention").main
+    assert main(["--combine", *runs, "--check-required"]) == 0
+    printed = capsys.readouterr().out
+    row = next(line for line in printed.splitlines() if line.startswith("dense row"))
+    assert row.split() == "dense row 1000.00 ms 2250.00 ms 2.25 1.50 2.50 >= 2 ok 2 of 3".split()
+    assert re.search(r"^decode row .* 2.25 +1.50 +2.50 reported +- of 3$", printed, re.MULTILINE)
+    assert re.search(r"^dense +1 +1 +0 +0$", printed, re.MULTILINE)
+    assert "missed:" not in printed
+    assert main(["--combine", runs[0], "--check-required"]) == 1
+    assert re.search(r"^missed:\ndense row +1.50 >= 2 +BELOW$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_runs_that_cannot_be_combined_say_so(modules, tmp_path, capsys):
+    main = modules("attention").main
+    one, other = stored_run(modules, tmp_path / "1.json", 2.0), stored_run(modules, tmp_path / "2.json", 2.0, threads=4)
+    with pytest.raises(SystemExit, match="2.json has threads 4 and .*1.json 2"):
+        main(["--combine", one, other])
+    (tmp_path / "3.json").write_text("[]")
+    with pytest.raises(SystemExit, match="3.json: not a file that --json has written"):
+        main(["--combine", one, str(tmp_path / "3.json")])
+    with pytest.raises(SystemExit):
+        main(["--combine", one, "--threads", "2"])
+    assert "--threads is for a run that measures" in capsys.readouterr().err
+
+
+def test_only_is_another_name_of_suites(modules):
+    assert modules("attention").parse_arguments(["--against=none", "--only", "dense"]).suites == ["dense"]
+
+
 def test_long_rounds_are_run_twice(modules, monkeypatch):
     timing = modules("timing")
     assert [len(samples) for samples in timing.in_turn([int, int], 0.0)] == [5, 5]
