@@ -16,9 +16,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Saved for backward, after the inputs.
-constexpr const char* kSavedTensors[] = {"out",       "softmax_lse", "cu_seqlens_q", "cu_seqlens_k", "alibi_slopes",
-                                         "rng_state", "attn_mask",   "key_begin",    "key_end"};
+/// Tensors saved for backward, after the inputs: what forward makes, then arguments.
+constexpr const char* kSavedResults[] = {"out", "softmax_lse", "rng_state"};
+constexpr const char* kSavedArguments[] = {"cu_seqlens_q", "cu_seqlens_k", "alibi_slopes",
+                                           "attn_mask",    "key_begin",    "key_end"};
 
 /// Differentiable arguments that may be missing, with what asks attention_backward for their gradients. Where given,
 /// they follow q, k and v among the inputs of the formula.
@@ -53,27 +54,62 @@ at::TensorList set_inputs(at::TensorList inputs, Named& arguments) {
   return qkv;
 }
 
+c10::OperatorHandle find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+}
+
+/// attention_forward with these tensors and what else `arguments` of a public operator has.
+torch::jit::Stack call_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const at::Tensor& rng_state, const Arguments& arguments) {
+  static const auto op = find_operator("flash_attn::attention_forward");
+  torch::jit::Stack stack{q, k, v};
+  for (const auto& argument : at::ArrayRef(op.schema().arguments()).slice(stack.size())) {
+    const auto& given = arguments[argument.name()];
+    if (argument.name() == "rng_state")
+      stack.push_back(value_of(rng_state));
+    else
+      stack.push_back(given.isNone() ? argument.default_value().value_or(given) : given);
+  }
+  op.callBoxed(&stack);
+  return stack;
+}
+
+/// What a forward pass makes that backward reads.
+struct Made {
+  at::Tensor out, softmax_lse, rng_state;
+};
+
+/// Keeps what attention_backward takes of the arguments of a public operator.
+void save(AutogradContext* ctx, at::TensorList inputs, const Made& made, const Arguments& arguments) {
+  static const auto op = find_operator("flash_attn::attention_backward");
+  variable_list saved = inputs.vec();
+  saved.insert(saved.end(), {made.out, made.softmax_lse, made.rng_state});
+  for (const auto* name : kSavedArguments) saved.push_back(arguments.tensor(name));
+  ctx->save_for_backward(std::move(saved));
+  for (const auto& argument : op.schema().arguments()) {
+    const auto& given = arguments[argument.name()];
+    if (!given.isTensor() && !given.isNone()) ctx->saved_data[argument.name()] = given;
+  }
+  for (const auto* name : {"block_table", "leftpad_k", "seqused_k"}) {
+    if (arguments.tensor(name).defined()) ctx->saved_data[kForwardOnly] = std::string(name);
+  }
+}
+
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
-  /// `arguments`: those of a public operator that are given, and under the names of kExtraInputs' `wanted` whether the
-  /// extra input needs its gradient, if that is given. Returns out, softmax_lse, S_dmask.
-  static variable_list forward(AutogradContext* ctx, at::TensorList inputs, Named arguments) {
+  /// `arguments`: those of a public operator. Returns out, softmax_lse, S_dmask.
+  static variable_list forward(AutogradContext* ctx, at::TensorList inputs, const Arguments& arguments) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    set_inputs(inputs, arguments);
-    arguments["rng_state"] = value_of(draw_rng_state(arguments["q"].toTensor(), arguments["dropout_p"].toDouble()));
-    const auto results = call_operator("flash_attn::attention_forward", arguments);
-    arguments["out"] = results.at(0);
-    arguments["softmax_lse"] = results.at(1);
-
-    variable_list saved = inputs.vec();
-    for (const auto* name : kSavedTensors) saved.push_back(tensor_of(value(arguments, name)));
-    ctx->save_for_backward(std::move(saved));
-    for (const auto& [name, given] : arguments) {
-      if (!given.isTensor() && !given.isNone()) ctx->saved_data[name] = given;
+    for (const auto& extra : kExtraInputs) {
+      if (const auto tensor = arguments.tensor(extra.name); tensor.defined())
+        ctx->saved_data[extra.wanted] = tensor.requires_grad();
     }
-    for (const auto* name : {"block_table", "leftpad_k", "seqused_k"}) {
-      if (value(arguments, name).isTensor()) ctx->saved_data[kForwardOnly] = std::string(name);
-    }
+    const auto qkv = inputs.slice(0, inputs.size() - ctx->saved_data.size());
+    const bool varlen = arguments.tensor("cu_seqlens_q").defined() || arguments.tensor("cu_seqlens_k").defined();
+    const auto [q, k, v] = unpack(qkv, varlen);
+    const auto rng_state = draw_rng_state(q, arguments["dropout_p"].toDouble());
+    const auto results = call_forward(q, k, v, rng_state, arguments);
+    save(ctx, inputs, {tensor_of(results.at(0)), tensor_of(results.at(1)), rng_state}, arguments);
     ctx->mark_non_differentiable({tensor_of(results.at(2))});
     ctx->set_materialize_grads(false);
     return {tensor_of(results.at(0)), tensor_of(results.at(1)), tensor_of(results.at(2))};
@@ -81,7 +117,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
     const auto saved = ctx->get_saved_variables();
-    const auto inputs = at::TensorList(saved).slice(0, saved.size() - std::size(kSavedTensors));
+    const auto inputs =
+        at::TensorList(saved).slice(0, saved.size() - std::size(kSavedResults) - std::size(kSavedArguments));
     variable_list grads(inputs.size());
     if (const auto given = ctx->saved_data.find(kForwardOnly); given != ctx->saved_data.end()) {
       TORCH_CHECK_NOT_IMPLEMENTED(false, "flash_attn: ", given->second.toStringRef(),
@@ -90,9 +127,11 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     if (grad_outputs[0].defined() || grad_outputs[1].defined()) {
       Named arguments = ctx->saved_data;
       auto tensor = saved.begin() + static_cast<std::ptrdiff_t>(inputs.size());
-      for (const auto* name : kSavedTensors) {
+      const auto restore = [&](const char* name) {
         if (const auto& given = *tensor++; given.defined()) arguments[name] = given;
-      }
+      };
+      for (const auto* name : kSavedResults) restore(name);
+      for (const auto* name : kSavedArguments) restore(name);
       const auto qkv = set_inputs(inputs, arguments);
       arguments["packing"] = static_cast<std::int64_t>(packing_of(qkv));
       arguments["dout"] = grad_outputs[0].defined() ? grad_outputs[0] : at::zeros_like(arguments["out"].toTensor());
@@ -133,7 +172,7 @@ bool needs_graph(const Inputs& inputs) {
 }  // namespace
 
 torch::jit::Stack call_operator(const char* name, const Named& arguments) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  const auto op = find_operator(name);
   torch::jit::Stack stack;
   for (const auto& argument : op.schema().arguments()) {
     const auto given = arguments.find(argument.name());
@@ -152,15 +191,7 @@ void attention_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   refuse_forward_mode(inputs);
   // The formula takes longer than the arithmetic of a short call.
   if (!needs_graph(inputs)) return op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
-  Named named;
-  for (const auto& argument : op.schema().arguments()) {
-    if (const auto& given = arguments[argument.name()]; !given.isNone()) named[argument.name()] = given;
-  }
-  for (const auto& extra : kExtraInputs) {
-    if (const auto tensor = arguments.tensor(extra.name); tensor.defined())
-      named[extra.wanted] = tensor.requires_grad();
-  }
-  const auto results = AttentionFunction::apply(at::TensorList(inputs), std::move(named));
+  const auto results = AttentionFunction::apply(at::TensorList(inputs), arguments);
   torch::jit::drop(*stack, op.schema().arguments().size());
   torch::jit::push(*stack, results.at(0), results.at(1), results.at(2));
 }
