@@ -135,9 +135,10 @@ def plot(rows, against, path):
         axes.set_xscale("log", base=2)
         lengths = sorted({row.setting["S"] for row in panel})
         axes.set_xticks(lengths, [str(S) for S in lengths])
-        if panel:
-            axes.legend(fontsize=8)
-    figure.tight_layout()
+    # The same in every panel that has curves.
+    legend = max((axes.get_legend_handles_labels() for axes in grid.flat), key=lambda found: len(found[1]))
+    figure.legend(*legend, loc="lower center", ncol=4, fontsize=8)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(path, dpi=120)
 
 
