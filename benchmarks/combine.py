@@ -81,7 +81,8 @@ def combined(paths):
 
 
 def heading():
-    return f"{'row':<46}{'ours':>11}{'peer':>11}{'median':>8}{'least':>8}{'most':>8} {'required':<17}{'runs that reach it'}"
+    values = f"{'median':>8}{'least':>8}{'most':>8}"
+    return f"{'row':<46}{'ours':>11}{'peer':>11}{values} {'required':<17}runs that reach it"
 
 
 def line(row):

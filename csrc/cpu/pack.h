@@ -52,9 +52,7 @@ struct RowsOf {
         to[i] = from_float<T>(row[i] * factor);
     }
   }
-  static constexpr RowFormat<Target> format() {
-    return {load, load_real, store, sizeof(T), std::is_same_v<Elem, T>};
-  }
+  static constexpr RowFormat<Target> format() { return {load, load_real, store, sizeof(T), std::is_same_v<Elem, T>}; }
 };
 
 template <class Target>

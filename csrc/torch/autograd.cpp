@@ -54,9 +54,7 @@ at::TensorList set_inputs(at::TensorList inputs, Named& arguments) {
   return qkv;
 }
 
-c10::OperatorHandle find_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-}
+c10::OperatorHandle find_operator(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
 /// attention_forward with these tensors and what else `arguments` of a public operator has.
 torch::jit::Stack call_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
