@@ -101,7 +101,9 @@ class Forward {
 
     for (index_t first = 0; first < units_.count(); first += wave) {
       const index_t n = min_of(wave, units_.count() - first);
-      const auto attend = [&](index_t task, int worker) {
+      // Memory is read in its order, or by the thread that has read it in the last call and finds it in its cache.
+      const index_t tasks = n / slots * splits, group = plan_.approach == Approach::direct ? tasks : 1;
+      parallel_for_groups(executor_, tasks / group, group, [&](index_t task, int worker) {
         const index_t unit = task / splits * slots, split = task % splits;
         const Scratch s = scratch(worker);
         [[maybe_unused]] const typename Target::Tiles::Session session;
@@ -111,12 +113,7 @@ class Forward {
             finish(s.block[i], plan_.slot(s, i));
           else
             keep(s.block[i], plan_.slot(s, i), partial(unit + i, split));
-      };
-      // Memory is read in its order, or by the thread that has read it in the last call and finds it in its cache.
-      if (plan_.approach == Approach::direct)
-        parallel_for(executor_, n / slots * splits, attend);
-      else
-        parallel_for_groups(executor_, n / slots * splits, 1, attend);
+      });
       if (splits == 1) continue;
       parallel_for(executor_, n, [&](index_t unit, int worker) {
         const Scratch s = scratch(worker);

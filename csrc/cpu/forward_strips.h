@@ -72,8 +72,7 @@ class ForwardStrips {
     c.begin = begin / kWidth * kWidth;
     c.end = round_up(end, kWidth);
     c.seen = {begin / kCut * kCut, round_up(end, kCut)};
-    c.plain = plain_ && block.rules[0].cover({block.query(rows.begin), block.query(rows.end - 1) + 1},
-                                             {origin + c.begin, origin + c.end}) == Cover::all;
+    c.plain = plain_ && all_see(block, rows, {origin + c.begin, origin + c.end});
     return true;
   }
 
@@ -98,6 +97,12 @@ class ForwardStrips {
     const Problem& p = plan.p;
     return !plan.addend.given() && !(p.softcap > 0) && !p.alibi_slopes && !p.key_begin.data && !p.key_end.data &&
            Real(p.scale * kLog2e) > Real(0);
+  }
+
+  // By causal and window alone.
+  static bool all_see(const Block& block, Range rows, Range keys) {
+    return block.rules[0].visible_keys(block.query(rows.end - 1)).begin <= keys.begin &&
+           keys.end <= block.rules[0].visible_keys(block.query(rows.begin)).end;
   }
 
   // Whether what is added to the scores of a key block is the same for all rows.
