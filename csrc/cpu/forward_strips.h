@@ -251,15 +251,15 @@ class ForwardStrips {
     Real* const x = s.scores + n * tiles_.keys;
     V top[N];
     bool searched = !c.plain;
-    for (int t = 0; t < N && c.plain; ++t) {
-      shifts.factor[t] = block.rules[0].scale_log2;
-      top[t] = V(-kInfinity);
-    }
-    for (int t = 0; t < N && !c.plain; ++t) {
-      const Scaled scaled = mask_and_transform(block, r + n + t, c, x + t * tiles_.keys, s);
-      shifts.factor[t] = scaled.factor;
-      top[t] = scaled.top;
-      searched = searched && scaled.searched;
+    if (c.plain) {
+      for (int t = 0; t < N; ++t) shifts.factor[t] = block.rules[0].scale_log2, top[t] = V(-kInfinity);
+    } else {
+      for (int t = 0; t < N; ++t) {
+        const Scaled scaled = mask_and_transform(block, r + n + t, c, x + t * tiles_.keys, s);
+        shifts.factor[t] = scaled.factor;
+        top[t] = scaled.top;
+        searched = searched && scaled.searched;
+      }
     }
     if (!searched) search(x, {c.begin, c.end}, top);
     raise(s, r + n, top, shifts);

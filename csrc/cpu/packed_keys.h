@@ -12,10 +12,11 @@ class PackedKeys {
   static constexpr index_t kWidth = Target::kWidth, kPanel = Target::kPanel;
 
  public:
-  PackedKeys(const Problem& p, const RowFormat<Target>& format, index_t block_keys)
+  PackedKeys(const Problem& p, const RowFormat<Target>& format, index_t block_keys, bool few = false)
       : p_(p),
         format_(format),
         keys_(block_keys),
+        few_(few),
         depth_(round_up(p.D, Target::kDepth)),
         k_stride_(round_up(p.D, kWidth)),
         v_stride_(round_up(p.Dv, kWidth)) {}
@@ -50,10 +51,11 @@ class PackedKeys {
     index_t stride;
   };
 
-  // Keys first .. first + keys - 1 as multiplicands: where they are if they are such in memory, else in `staging`.
+  // Keys first .. first + keys - 1 as multiplicands: where they are if they are such in memory, else in `staging`. Many
+  // keys come from far away, and are asked for ahead on their way to staging.
   Rows rows_of(const Operand& x, index_t b, index_t hk, index_t first, index_t keys, index_t padded, index_t features,
                index_t stride, Elem* staging) const {
-    if (format_.as_is && keys == padded && features == stride && x.row_stride % Target::Format::kStep == 0) {
+    if (few_ && format_.as_is && keys == padded && features == stride && x.row_stride % Target::Format::kStep == 0) {
       const KeyRun run = p_.keys_from(p_.sequence(b), b, first);
       if (run.count >= keys)
         return {reinterpret_cast<const Elem*>(row_at(x, format_.size, run.batch, run.row, hk)), x.row_stride};
@@ -64,7 +66,9 @@ class PackedKeys {
 
   const Problem& p_;
   const RowFormat<Target>& format_;
-  const index_t keys_, depth_, k_stride_, v_stride_;
+  const index_t keys_;
+  const bool few_;
+  const index_t depth_, k_stride_, v_stride_;
 };
 
 }  // namespace flash_attn::cpu

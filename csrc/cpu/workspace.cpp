@@ -8,8 +8,9 @@
 namespace flash_attn::cpu {
 namespace {
 
-// Fresh memory costs a page fault per 4 KB, more than the arithmetic of a small call. Larger blocks go back at once.
-constexpr index_t kKeptBytes = index_t(8) << 20;
+// Fresh memory costs a page fault per 4 KB: more than the arithmetic of a small call, and a fifth of a sliding window's
+// time. Enough for a wave (units.h); larger blocks go back at once.
+constexpr index_t kKeptBytes = index_t(32) << 20;
 
 // Bytes of all threads, and the most since somebody asked.
 std::atomic<index_t> allocated{0}, peak{0};
