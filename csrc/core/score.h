@@ -83,28 +83,18 @@ struct ScoreRule {
   // dot: q.k; distance: diagonal(i) - j.
   template <class V>
   FA_INLINE V logit(V dot, V distance) const {
-    V slope = dot;
-    return logit_and_slope(dot, distance, slope);
-  }
-
-  // The same; with a softcap, slope becomes slope_of_logit(dot), from the same tanh.
-  template <class V>
-  FA_INLINE V logit_and_slope(V dot, V distance, V& slope) const {
     V score = dot * V(scale_log2);
-    if (has_softcap()) {
-      const V t = vtanh(dot * V(inverse_softcap));
-      score = V(softcap_log2) * t;
-      slope = V(Real(1)) - t * t;
-    }
-    if (has_alibi()) score = score - V(slope_log2) * vabs(distance);
-    return score;
+    if (has_softcap()) score = V(softcap_log2) * vtanh(dot * V(inverse_softcap));
+    return add_alibi(score, distance);
   }
 
-  // bias: the additive bias in log2 units; after softcap, like ALiBi. -inf masks.
+  // The second of two steps to the same score, for those who take the first over many dot products at a time: capped is
+  // tanh(dot * inverse_softcap), or the dot product itself where there is no softcap.
   template <class V>
-  FA_INLINE V logit(V dot, V distance, V bias) const {
-    return logit(dot, distance) + bias;
+  FA_INLINE V logit_of_capped(V capped, V distance) const {
+    return add_alibi(capped * V(factor()), distance);
   }
+  FA_INLINE Real factor() const { return has_softcap() ? softcap_log2 : scale_log2; }
 
   // d(score in natural units) / d(softmax_scale * dot).
   template <class V>
@@ -153,6 +143,10 @@ struct ScoreRule {
   }
 
  private:
+  template <class V>
+  FA_INLINE V add_alibi(V score, V distance) const {
+    return has_alibi() ? score - V(slope_log2) * vabs(distance) : score;
+  }
   FA_INLINE Range hull_of_bounds(Range rows) const {
     Range hull{Sk, 0};
     for (index_t i = rows.begin; i < rows.end; ++i) {

@@ -13,6 +13,7 @@
 
 #include "core/thread_pool.h"
 #include "cpu/backward_block.h"
+#include "cpu/capped_scores.h"
 #include "cpu/dropout_bits.h"
 #include "cpu/pack.h"
 #include "cpu/score_gradients.h"
@@ -298,17 +299,18 @@ class Backward {
     const Real *const lse = q.lse_log2, *const delta = q.delta;
     const bool per_query = addend_.columns_differ();
     const V shared = V(addend ? *addend : Real(0));
+    cap_scores<Target>(rule, x, c);
     V distance = V(Real(rule.diagonal(r.first + c.begin) - j)) + Simd::iota();
     for (index_t n = c.begin; n < c.end; n += W, distance = distance + V(Real(W))) {
-      V slope = V(Real(1));
-      V score = rule.logit_and_slope(Simd::load(x + n), distance, slope);
+      const V capped = Simd::load(x + n);
+      V score = rule.logit_of_capped(capped, distance);
       if (addend) score = score + (per_query ? Simd::load(addend + n) : shared);
       // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
       V p = exp2(vmin(V(Real(0)), score - Simd::load(lse + n)));
       V dp = Simd::load(y + n);
       if (dropout.active) dp = Simd::keep_where(dp, kept, n) * V(Real(dropout.keep_scale));
       V ds = p * (dp - Simd::load(delta + n));
-      if (rule.has_softcap()) ds = ds * slope;
+      if (rule.has_softcap()) ds = ds * (V(Real(1)) - capped * capped);
       if (dropout.active) p = Simd::keep_where(p, kept, n);
       Simd::store(x + n, p);
       Simd::store(y + n, ds);

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "cpu/capped_scores.h"
 #include "cpu/dropout_bits.h"
 #include "cpu/forward_block.h"
 
@@ -201,7 +202,7 @@ class ForwardStrips {
       V top = V(-kInfinity);
       V distance = V(Real(rule.diagonal(i) - c.origin - from)) - Simd::iota();
       for (index_t n = from; n < to; n += W, distance = distance - V(Real(W))) {
-        V score = rule.logit(Simd::load(x + n), distance);
+        V score = rule.logit_of_capped(Simd::load(x + n), distance);
         if (addend) score = score + Simd::load(addend + n);
         Simd::store(x + n, score);
         top = vmax(top, score);
@@ -220,7 +221,8 @@ class ForwardStrips {
       }
       return top;
     };
-    const bool plain = !addend && !rule.has_softcap() && !rule.has_alibi() && rule.scale_log2 > Real(0);
+    cap_scores<Target>(rule, x, {c.begin, c.end});
+    const bool plain = !addend && !rule.has_alibi() && rule.factor() > Real(0);
     V top = V(-kInfinity);
     if (!plain) {
       transform(c.begin, inner);
@@ -228,7 +230,7 @@ class ForwardStrips {
       transform(inner_end, c.end);
     }
     top = hide(hide(top, c.begin, inner), inner_end, c.end);
-    return {plain ? rule.scale_log2 : Real(1), !plain, top};
+    return {plain ? rule.factor() : Real(1), !plain, top};
   }
 
   // Takes N rows of scores into their maxima, lane by lane.

@@ -33,6 +33,7 @@ struct Scalars {
   static FA_INLINE V load(const Elem* b) { return Simd::load(b); }
   static FA_INLINE V multiply_add(V a, V b, V c) { return fma(a, b, c); }
   static FA_INLINE void store(Elem* p, V x) { Simd::store(p, x); }
+  static FA_INLINE V tanh_of_product(V x, V factor) { return vtanh(x * factor); }
 
   // W rows of W k-steps, for a B with the rows as columns; strides in elements.
   static FA_INLINE void transpose(const Elem* in, index_t in_stride, Elem* out, index_t out_stride) {
@@ -60,6 +61,8 @@ struct Bf16Pairs {
   }
   static FA_INLINE __m256i round(V x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v)); }
   static FA_INLINE void store(Elem* p, V x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round(x)); }
+  // Not to the last place, which bf16 does not show; the LSE, which is fp32, stays within its tolerance.
+  static FA_INLINE V tanh_of_product(V x, V factor) { return tanh_by_exp2(x, factor); }
   // Lane by lane the pair (x, y): two rows of a matrix as k-steps of its transpose.
   static FA_INLINE void store_pairs(Elem* p, V x, V y) {
     const __m512i low = _mm512_cvtepu16_epi32(round(x)), high = _mm512_cvtepu16_epi32(round(y));

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/thread_pool.h"
+#include "cpu/capped_scores.h"
 #include "cpu/dropout_bits.h"
 #include "cpu/score_tables.h"
 #include "cpu/target.h"
@@ -175,9 +176,10 @@ class BiasGradient {
     const Real lse = static_cast<const Real*>(f_.lse)[at];
     if (std::isinf(lse)) return;  // A row that sees no key.
     const V lse_log2 = V(lse * Real(kLog2e)), delta = V(static_cast<const Real*>(f_.softmax_d)[at]);
+    cap_scores<Target>(r.rule, x, {0, padded});
     V distance = V(Real(r.rule.diagonal(i) - r.keys.begin)) - Simd::iota();
     for (index_t c = 0; c < padded; c += W, distance = distance - V(Real(W))) {
-      const V score = r.rule.logit(Simd::load(x + c), distance, Simd::load(s.addend + c));
+      const V score = r.rule.logit_of_capped(Simd::load(x + c), distance) + Simd::load(s.addend + c);
       V dp = Simd::load(y + c);
       if (dropout.active) dp = Simd::keep_where(dp, s.dropout, c) * V(Real(dropout.keep_scale));
       Simd::store(y + c, exp2(vmin(V(Real(0)), score - lse_log2)) * (dp - delta));

@@ -45,6 +45,15 @@ FA_INLINE Avx512Vector zero_below(Avx512Vector y, Avx512Vector x, float bound) {
 }
 FA_INLINE Avx512Vector exp2(Avx512Vector x) { return exp2_by_table(x); }
 FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_rational(x); }
+FA_INLINE Avx512Vector exp2_remainder(Avx512Vector y) {
+  static_assert(Avx512Vector::kExp2Entries == 1 << 4);
+  return Avx512Vector(_mm512_reduce_ps(y.v, 4 << 4));
+}
+// Compared as integers, which every pipeline does, negative floats are in the wrong order, but below all others.
+FA_INLINE Avx512Vector clamp_by_bits(Avx512Vector t, float low, float high) {
+  const __m512i least = _mm512_castps_si512(_mm512_set1_ps(low)), most = _mm512_castps_si512(_mm512_set1_ps(high));
+  return Avx512Vector(_mm512_castsi512_ps(_mm512_min_epi32(_mm512_max_epi32(_mm512_castps_si512(t.v), least), most)));
+}
 
 // 8 numbers of 32 bits, each in a lane of 64.
 struct Avx512Wide {

@@ -5,22 +5,30 @@
 
 namespace flash_attn::cpu {
 
-// 2^x for x < 128, by a table of 2^(k / V::kExp2Entries) and a cubic (relative error 2.5e-8 on [-1/16, 1/16]). Below
-// -126 the result is 0. V provides exp2_steps(t) = 2^(n / V::kExp2Entries) for the integer n in the low bits of t, and
-// zero_below(y, x, bound), which is 0 where x < bound. The steps come from a table by the lowest bits of n; what is
-// left of n belongs to the exponent. An entry's bits are those of 2^(k / kExp2Entries) less k shifted to the exponent's
-// end, so that the whole of n can be added to them.
+// step * 2^f, by a cubic (relative error 2.5e-8 on [-1/16, 1/16]).
 template <class V>
-FA_INLINE V exp2_by_table(V x) {
-  // Adding 1.5 * 2^23 / kExp2Entries rounds x to the next step and leaves its number in the low bits.
-  constexpr float kShift = 12582912.0f / V::kExp2Entries;
-  const V t = x + V(kShift);
-  const V f = x - (t - V(kShift));
-  const V step = exp2_steps(t);
+FA_INLINE V exp2_near(V step, V f) {
   V y = V(0.0554962218091f);
   y = fma(y, f, V(0.24025763004f));
   y = fma(y, f, V(0.693147214261f));
-  return zero_below(fma(step * f, y, step), x, -126.0f);
+  return fma(step * f, y, step);
+}
+
+// 1.5 * 2^23 / V::kExp2Entries: adding it rounds to the next of so many steps and leaves the step's number in the low
+// bits.
+template <class V>
+inline constexpr float kExp2Shift = 12582912.0f / V::kExp2Entries;
+
+// 2^x for x < 128, by a table of 2^(k / V::kExp2Entries) and exp2_near. Below -126 the result is 0. V provides
+// exp2_steps(t) = 2^(n / V::kExp2Entries) for the integer n in the low bits of t, and zero_below(y, x, bound), which is
+// 0 where x < bound. The steps come from a table by the lowest bits of n; what is left of n belongs to the exponent. An
+// entry's bits are those of 2^(k / kExp2Entries) less k shifted to the exponent's end, so that the whole of n can be
+// added to them.
+template <class V>
+FA_INLINE V exp2_by_table(V x) {
+  const V t = x + V(kExp2Shift<V>);
+  const V f = x - (t - V(kExp2Shift<V>));
+  return zero_below(exp2_near(exp2_steps(t), f), x, -126.0f);
 }
 
 // 2^x for x < 128 without a table: relative error 2e-9 on [-1/2, 1/2]. Below -150 the result is 0; V provides
@@ -63,6 +71,17 @@ FA_INLINE V tanh_rational(V x) {
   q = fma(q, z, V(1.0f));
   const V one = V(1.0f);
   return fma(x, select_less(z, one, z * n, p) / q, select_less(z, one, x, V(0.0f)));
+}
+
+// tanh(x * factor) = 1 - 1 / (1/2 + 2^y), y = 2 log2(e) x factor - 1: within 2e-7, so that what is small keeps few
+// digits, but with two thirds of the operations of tanh_rational. V provides exp2_remainder(y), what rounding to a
+// multiple of 1 / V::kExp2Entries takes away, 0 for infinities; and clamp_by_bits(t, low, high), positive bounds, which
+// may turn NaN into a number.
+template <class V>
+FA_INLINE V tanh_by_exp2(V x, V factor) {
+  const V y = fma(x, factor * V(2.885390082f), V(-1.0f));
+  const V t = clamp_by_bits(y + V(kExp2Shift<V>), kExp2Shift<V> - 60.0f, kExp2Shift<V> + 60.0f);
+  return V(1.0f) - V(1.0f) / (V(0.5f) + exp2_near(exp2_steps(t), exp2_remainder(y)));
 }
 
 }  // namespace flash_attn::cpu

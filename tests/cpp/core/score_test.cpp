@@ -123,7 +123,7 @@ TEST(Logit, SoftcapThenAlibi) {
   EXPECT_NEAR(r.slope_of_logit(3.0), 1.0 - std::tanh(0.75) * std::tanh(0.75), 1e-15);
   r.slope_log2 = 0.125 * kLog2e;
   EXPECT_NEAR(r.logit(3.0, -6.0) / kLog2e, 2.0 * std::tanh(0.75) - 0.75, 1e-15);
-  EXPECT_NEAR(r.logit(3.0, -6.0, 0.5 * kLog2e) / kLog2e, 2.0 * std::tanh(0.75) - 0.25, 1e-15);
+  EXPECT_NEAR(r.logit_of_capped(std::tanh(0.75), -6.0) / kLog2e, 2.0 * std::tanh(0.75) - 0.75, 1e-15);
 }
 
 }  // namespace

@@ -109,6 +109,29 @@ TEST_P(Simd, TanhWithinEightRoundings) {
   EXPECT_TRUE(std::isnan(out[1]));
 }
 
+TEST_P(Simd, TanhByExp2WithinItsAbsoluteError) {
+  const SimdFunctions& s = *GetParam();
+  if (!s.tanh_by_exp2) GTEST_SKIP() << s.name << " has no bf16 products, for which this tanh is";
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const bool negative : {false, true}) {
+    double worst = 0.0;
+    float at = 0.0f;
+    for_floats(s, s.tanh_by_exp2, negative ? -0.0f : 0.0f, negative ? -infinity : infinity, stride(),
+               [&](float x, float got) {
+                 const double error = std::abs(double(got) - std::tanh(double(x) * kTanhFactor));
+                 if (!(error <= worst)) worst = error, at = x;
+               });
+    EXPECT_LE(worst, 2e-7) << s.name << " at " << at;
+  }
+  std::vector<float> in(s.lanes, 0.0f), out(s.lanes, 1.0f);
+  in[1] = std::numeric_limits<float>::quiet_NaN();
+  in[2] = -in[1];
+  s.tanh_by_exp2(in.data(), s.lanes, out.data());
+  EXPECT_EQ(out[0], 0.0f);
+  EXPECT_TRUE(std::isnan(out[1]));
+  EXPECT_TRUE(std::isnan(out[2]));
+}
+
 bool bit(const std::uint8_t* bits, index_t n) { return bits[n / 8] >> (n % 8) & 1; }
 
 TEST_P(Simd, DropoutRowsAndColumnsFollowTheDefinition) {
