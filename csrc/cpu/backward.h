@@ -18,6 +18,7 @@
 #include "cpu/pack.h"
 #include "cpu/score_gradients.h"
 #include "cpu/score_tables.h"
+#include "cpu/slots.h"
 #include "cpu/target.h"
 #include "cpu/units.h"
 #include "cpu/workspace.h"
@@ -35,6 +36,8 @@ class Backward {
   static constexpr index_t kDepth = Target::kDepth, kWidth = Target::kWidth, kCut = kDepthCut<Target>;
   using QueryBlock = BackwardBlock<Target>;
   using Scratch = BackwardScratch<Target>;
+  using State = BackwardBlockState<Target>;
+  using Worker = BackwardWorker<Target>;
   static constexpr bool kInPlace = std::is_same_v<Elem, Real>;
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
@@ -52,7 +55,8 @@ class Backward {
         stride_(round_up(p_.D, kWidth)),
         v_stride_(round_up(p_.Dv, kWidth)),
         query_blocks_(ceil_div(units_.longest_q(), tiles_.queries)),
-        key_blocks_(ceil_div(units_.longest_k(), tiles_.keys)) {}
+        key_blocks_(ceil_div(units_.longest_k(), tiles_.keys)),
+        block_bytes_(carve_block(nullptr).bytes) {}
 
   void run() {
     const index_t q_end = p_.varlen ? p_.cu_seqlens_q[p_.B] : 0, k_end = p_.varlen ? p_.cu_seqlens_k[p_.B] : 0;
@@ -61,35 +65,35 @@ class Backward {
     clear_slack_rows(p_, f_.dv, k_end, p_.Tk, p_.Hk, p_.Dv);
     fill_slack_lse(p_, static_cast<Real*>(f_.softmax_d), Real(0));
 
-    const index_t per_unit = p_.group() * query_blocks_;
-    const index_t block_bytes = carve_block(nullptr).bytes, scratch_bytes = carve_scratch(nullptr).bytes;
-    const index_t wave = units_.wave(per_unit * block_bytes, key_blocks_, executor_.num_threads);
+    const index_t per_unit = p_.group() * query_blocks_, threads = executor_.num_threads;
+    // Workers on units of their own hold one unit each at a time, whatever the number of units.
+    const bool one_each = units_.count() >= threads && Units::quick_to_allocate(threads * per_unit * block_bytes_);
+    const index_t wave = one_each ? units_.count() : units_.wave(per_unit * block_bytes_, key_blocks_, threads);
     const int workers = worker_count(executor_, wave * max_of(per_unit, key_blocks_));
-    const Workspace memory(wave * per_unit * block_bytes + workers * scratch_bytes);
-    const auto block = [&](index_t i) { return carve_block(memory.data() + i * block_bytes); };
-    const auto scratch = [&](int worker) {
-      return carve_scratch(memory.data() + wave * per_unit * block_bytes + worker * scratch_bytes);
+    const index_t blocks = (one_each ? threads : wave) * per_unit, scratch_bytes = carve_scratch(nullptr).bytes;
+    const index_t packed_bytes = blocks * block_bytes_, all_bytes = packed_bytes + workers * scratch_bytes;
+    const Workspace memory(all_bytes + wave * per_unit * index_t(sizeof(State)));
+    State* const states = reinterpret_cast<State*>(memory.data() + all_bytes);
+    Slots slots(blocks, workers);
+    const auto worker_of = [&](int i) {
+      return Worker{i, slots, memory.data(), carve_scratch(memory.data() + packed_bytes + i * scratch_bytes)};
     };
 
     for (index_t first = 0; first < units_.count(); first += wave) {
       const index_t n = min_of(wave, units_.count() - first);
-      for (index_t i = 0; i < n * per_unit; ++i) new (block(i).packed) OnDemand;
+      for (index_t i = 0; i < n * per_unit; ++i) new (states + i) State;
       // Each worker on units of its own: neighbours in time then do not wait for each other's dQ, and what is in work
       // at a time stays in the cache. With fewer units, these side by side.
       const bool own = n >= workers;
       parallel_for_groups(executor_, own ? n : 1, own ? key_blocks_ : n * key_blocks_, [&](index_t task, int worker) {
         const index_t unit = own ? task / key_blocks_ : task % n, kb = own ? task % key_blocks_ : task / n;
-        const auto block_of = [&](index_t g, index_t qb) {
-          return block((unit * p_.group() + g) * query_blocks_ + qb);
-        };
-        key_block(first + unit, kb, block_of, scratch(worker));
+        key_block(first + unit, kb, states + unit * per_unit, worker_of(worker));
       });
-      // Those that see no keys.
       parallel_for(executor_, n * per_unit, [&](index_t task, int worker) {
         const index_t in_unit = task % per_unit;
         Rows r{};
         if (rows_of(first + task / per_unit, in_unit / query_blocks_, in_unit % query_blocks_, r) && r.keys.empty())
-          pack(r, block(task), scratch(worker));
+          rows_without_keys(r, worker_of(worker));
       });
     }
   }
@@ -106,8 +110,6 @@ class Backward {
     q.lse_log2 = c.take<Real>(n);
     q.delta = c.take<Real>(n);
     q.dq = c.take<Real>(round_up(n, kRows) * stride_);
-    q.turn = c.take<std::atomic<index_t>>(1);
-    q.packed = c.take<OnDemand>(1);
     q.bytes = c.used();
     return q;
   }
@@ -152,67 +154,60 @@ class Backward {
     return true;
   }
 
+  // The key blocks that some of its queries see.
+  Range key_blocks_of(const Rows& r) const { return {r.keys.begin / tiles_.keys, ceil_div(r.keys.end, tiles_.keys)}; }
+
   void pack(const Rows& r, const QueryBlock& q, const Scratch& s) const {
     const index_t row = r.sequence.q_begin + r.first, padded = round_up(r.count, kWidth);
-    row_statistics(r, q, s);
-    new (q.turn) std::atomic<index_t>(r.keys.begin / tiles_.keys);
-    fill(q.dq, 0, round_up(r.count, kRows) * stride_, Real(0));
-    if (r.keys.empty()) {
-      store_dq(r, q);
-      return;
-    }
+    load_dout(r, q, s);
+    pack_transposed<Target>(s.rows, v_stride_, {q.dout_transposed, v_depth_, padded});
+    pack_direct<Target>(s.rows, v_stride_, {q.dout_direct, padded, v_stride_});
     load_rows(format_, row_at(p_.q, format_.size, r.b, row, r.h), p_.q.row_stride * format_.size, r.count, padded, p_.D,
               stride_, s.rows);
     pack_transposed<Target>(s.rows, stride_, {q.q_transposed, depth_, padded});
     pack_direct<Target>(s.rows, stride_, {q.q_direct, padded, stride_});
-    load_rows(format_, row_at(f_.dout, format_.size, r.b, row, r.h), f_.dout.row_stride * format_.size, r.count, padded,
-              p_.Dv, v_stride_, s.rows);
-    pack_transposed<Target>(s.rows, v_stride_, {q.dout_transposed, v_depth_, padded});
-    pack_direct<Target>(s.rows, v_stride_, {q.dout_direct, padded, v_stride_});
   }
 
-  // delta = rowsum(dout * out) - dlse, and the LSE in log2 units; +inf makes every probability of an empty row 0.
-  void row_statistics(const Rows& r, const QueryBlock& q, const Scratch& s) const {
-    const index_t at = p_.lse_offset(r.b, r.h) + r.first;
+  // Rows of dout into s.rows, with what a row has beside: delta = rowsum(dout * out) - dlse, and the LSE in log2 units;
+  // +inf makes every probability of an empty row 0.
+  void load_dout(const Rows& r, const QueryBlock& q, const Scratch& s) const {
+    const index_t at = p_.lse_offset(r.b, r.h) + r.first, padded = round_up(r.count, kWidth);
     const Real* const lse = static_cast<const Real*>(f_.lse) + at;
     Real* const softmax_d = static_cast<Real*>(f_.softmax_d) + at;
-    Real* const dout = s.scores;  // Two rows of up to 576 features: scores and dp are not in use yet.
-    Real* const out = s.dp;
-    const index_t chunk = kRows * tiles_.queries / W * W;
-    for (index_t i = 0; i < round_up(r.count, kWidth); ++i) {
-      if (i >= r.count) {
-        q.lse_log2[i] = kInfinity;
-        q.delta[i] = Real(0);
-        continue;
-      }
+    for (index_t i = 0; i < r.count; ++i) {
       const index_t row = r.sequence.q_begin + r.first + i;
-      if (i + kPrefetchRows < r.count)
-        for (const Operand* x : {&f_.dout, &f_.out})
-          prefetch_row(row_at(*x, format_.size, r.b, row + kPrefetchRows, r.h), p_.Dv * format_.size);
-      Real sum = Real(0);
-      for (index_t d = 0; d < p_.Dv; d += chunk) {
-        const index_t n = min_of(chunk, p_.Dv - d);
-        format_.load_real(row_at(f_.dout, format_.size, r.b, row, r.h) + d * format_.size, n, dout);
-        format_.load_real(row_at(f_.out, format_.size, r.b, row, r.h) + d * format_.size, n, out);
-        fill(dout, n, round_up(n, W), Real(0));
-        fill(out, n, round_up(n, W), Real(0));
-        V products = V(Real(0));
-        for (index_t c = 0; c < n; c += W) products = fma(Simd::load(dout + c), Simd::load(out + c), products);
-        sum += Simd::reduce_sum(products);
-      }
-      if (f_.dlse && std::isfinite(lse[i])) sum -= static_cast<const Real*>(f_.dlse)[at + i];
-      softmax_d[i] = q.delta[i] = sum;
+      for (const Operand* x : {&f_.dout, &f_.out})
+        prefetch_rows_ahead(row_at(*x, format_.size, r.b, row, r.h), x->row_stride * format_.size, p_.Dv * format_.size,
+                            r.count - i);
+      const char* const dout = row_at(f_.dout, format_.size, r.b, row, r.h);
+      load_rows(format_, dout, 0, 1, 1, p_.Dv, v_stride_, s.rows + i * v_stride_);
+      Real delta = format_.dot(dout, row_at(f_.out, format_.size, r.b, row, r.h), p_.Dv);
+      if (f_.dlse && std::isfinite(lse[i])) delta -= static_cast<const Real*>(f_.dlse)[at + i];
+      softmax_d[i] = q.delta[i] = delta;
       q.lse_log2[i] = lse[i] == -kInfinity ? kInfinity : lse[i] * Real(kLog2e);
     }
+    load_rows(format_, nullptr, 0, 0, padded - r.count, p_.Dv, v_stride_, s.rows + r.count * v_stride_);
+    fill(q.lse_log2, r.count, padded, kInfinity);
+    fill(q.delta, r.count, padded, Real(0));
   }
 
-  template <class BlockOf>
-  void key_block(index_t unit, index_t kb, const BlockOf& block_of, const Scratch& s) const {
+  void rows_without_keys(const Rows& r, const Worker& worker) const {
+    const index_t slot = worker.slots.take(worker.index);
+    const QueryBlock q = carve_block(worker.blocks + slot * block_bytes_);
+    load_dout(r, q, worker.scratch);
+    fill(q.dq, 0, r.count * stride_, Real(0));
+    store_dq(r, q);
+    worker.slots.give(slot, worker.index);
+  }
+
+  // States: those of the unit's query blocks.
+  void key_block(index_t unit, index_t kb, State* states, const Worker& worker) const {
     const index_t b = units_.b(unit), hk = units_.hk(unit);
     const Sequence sequence = p_.sequence(b);
     const index_t first = kb * tiles_.keys;
     if (first >= sequence.k_len) return;
     [[maybe_unused]] const typename Target::Tiles::Session session;
+    const Scratch& s = worker.scratch;
     const index_t keys = min_of(tiles_.keys, sequence.k_len - first), padded = round_up(keys, kRows);
     const index_t row = sequence.k_begin + first;
     load_rows(format_, row_at(p_.k, format_.size, b, row, hk), p_.k.row_stride * format_.size, keys, padded, p_.D,
@@ -227,17 +222,23 @@ class Backward {
       for (index_t qb = query_blocks_ - 1; qb >= 0; --qb) {
         Rows r{};
         if (!rows_of(unit, g, qb, r) || r.keys.begin >= first + keys || r.keys.end <= first) continue;
-        const QueryBlock q = block_of(g, qb);
-        q.packed->begin([&] { pack(r, q, s); });
-        q.packed->await();
-        query_block(r, q, kb, {first, first + keys}, s);
+        State& state = states[g * query_blocks_ + qb];
+        state.packed.begin([&] {
+          state.slot = worker.slots.take(worker.index);
+          state.turn.store(key_blocks_of(r).begin, std::memory_order_relaxed);
+          pack(r, carve_block(worker.blocks + state.slot * block_bytes_), s);
+        });
+        state.packed.await();
+        query_block(r, carve_block(worker.blocks + state.slot * block_bytes_), state, kb, {first, first + keys}, s);
+        // Its turn was the last one: nobody else is at it any more.
+        if (kb + 1 == key_blocks_of(r).end) worker.slots.give(state.slot, worker.index);
       }
 
     store_rows(s.dk, stride_, Real(p_.scale), f_.dk, p_.D, b, hk, row, keys);
     store_rows(s.dv, v_stride_, Real(p_.dropout.keep_scale), f_.dv, p_.Dv, b, hk, row, keys);
   }
 
-  void query_block(const Rows& r, const QueryBlock& q, index_t kb, Range keys, const Scratch& s) const {
+  void query_block(const Rows& r, const QueryBlock& q, State& state, index_t kb, Range keys, const Scratch& s) const {
     if (p_.dropout.active)
       for (index_t j = keys.begin; j < keys.end; j += 64)
         dropout_columns<Simd, Target>(p_.dropout, r.b, r.h, r.first, r.count, j,
@@ -248,10 +249,10 @@ class Backward {
       addend_.row(r.rule, r.b, r.h, r.first, 0, keys, s.addend);
     for (index_t n = 0; n < keys.end - keys.begin; n += kRows) strip(r, q, keys, n, s);
 
-    while (q.turn->load(std::memory_order_acquire) != kb) std::this_thread::yield();
-    add_dq(r, q, keys, s);
-    if (kb == (r.keys.end - 1) / tiles_.keys) store_dq(r, q);
-    q.turn->store(kb + 1, std::memory_order_release);
+    while (state.turn.load(std::memory_order_acquire) != kb) std::this_thread::yield();
+    add_dq(r, q, keys, kb == key_blocks_of(r).begin, s);
+    if (kb + 1 == key_blocks_of(r).end) store_dq(r, q);
+    state.turn.store(kb + 1, std::memory_order_release);
   }
 
   ScoreGradients<Target> score_gradients(const Scratch& s) const { return {s.ds, tiles_.keys, tiles_.queries}; }
@@ -346,16 +347,18 @@ class Backward {
     }
   }
 
-  void add_dq(const Rows& r, const QueryBlock& q, Range keys, const Scratch& s) const {
+  // The first to add finds rows that nobody has cleared.
+  void add_dq(const Rows& r, const QueryBlock& q, Range keys, bool first, const Scratch& s) const {
     const index_t padded = round_up(keys.end - keys.begin, kRows);
     const Panels<Target> k_direct{s.k_direct, padded, stride_};
     for (index_t i = 0; i < r.count; i += kRows) {
+      Real* const dq = q.dq + i * stride_;
+      if (first) fill(dq, 0, kRows * stride_, Real(0));
       const Range seen = r.rule.visible_keys(Range{r.first + i, r.first + min_of(i + kRows, r.count)});
       const index_t begin = max_of<index_t>(seen.begin - keys.begin, 0) / kDepth * kDepth;
       const index_t end = min_of(round_up(max_of<index_t>(seen.end - keys.begin, 0), kDepth), padded);
       if (begin >= end) continue;
-      multiply_strip<Target, true>(score_gradients(s).rows(i, begin), k_direct, begin, end, 0, stride_,
-                                   q.dq + i * stride_, stride_);
+      multiply_strip<Target, true>(score_gradients(s).rows(i, begin), k_direct, begin, end, 0, stride_, dq, stride_);
     }
   }
 
@@ -367,9 +370,9 @@ class Backward {
   void store_rows(const Real* rows, index_t stride, Real factor, const Operand& x, index_t features, index_t b,
                   index_t h, index_t first, index_t count) const {
     for (index_t n = 0; n < count; ++n) {
-      if (n + kPrefetchRows < count)
-        prefetch_row(row_at(x, format_.size, b, first + n + kPrefetchRows, h), features * format_.size);
-      format_.store(rows + n * stride, factor, features, row_at(x, format_.size, b, first + n, h));
+      char* const row = row_at(x, format_.size, b, first + n, h);
+      prefetch_rows_ahead(row, x.row_stride * format_.size, features * format_.size, count - n);
+      format_.store(rows + n * stride, factor, features, row);
     }
   }
 
@@ -381,7 +384,7 @@ class Backward {
   const Addend<Target> addend_;
   const Tiles tiles_;
   const index_t depth_, v_depth_, stride_, v_stride_;
-  const index_t query_blocks_, key_blocks_;
+  const index_t query_blocks_, key_blocks_, block_bytes_;
 };
 
 }  // namespace flash_attn::cpu

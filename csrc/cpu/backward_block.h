@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "cpu/on_demand.h"
+#include "cpu/slots.h"
 #include "cpu/target.h"
 
 namespace flash_attn::cpu {
@@ -20,9 +21,15 @@ struct BackwardBlock {
   Elem *q_direct, *dout_direct;          // B operands with features in the lanes: (queries, D), (queries, Dv)
   Real *lse_log2, *delta;                // queries
   Real* dq;                              // queries x stride
-  std::atomic<index_t>* turn;            // The key block whose contribution to dq comes next.
-  OnDemand* packed;                      // All of these.
   index_t bytes;
+};
+
+// What tasks share of a query block. It has memory from its first key block to its last one.
+template <class Target>
+struct BackwardBlockState {
+  std::atomic<index_t> turn;  // The key block whose contribution to dq comes next.
+  OnDemand packed;
+  index_t slot;  // Once packed.
 };
 
 // The memory of a worker.
@@ -41,6 +48,14 @@ struct BackwardScratch {
   Real* addend;            // keys x queries, when there are bias, mask or row bounds; keys if alike for all queries
   Real* addend_rows;       // W x keys
   index_t bytes;
+};
+
+template <class Target>
+struct BackwardWorker {
+  int index;
+  Slots& slots;
+  char* blocks;  // BackwardBlock::bytes for each slot.
+  BackwardScratch<Target> scratch;
 };
 
 }  // namespace flash_attn::cpu

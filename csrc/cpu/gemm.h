@@ -215,7 +215,7 @@ FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, Stri
 // C[0..MR) += or = A * B over columns [first, last), whole vectors, and k in [k_begin, k_end), both multiples of kStep;
 // a starts at k_begin, c at column `first`. Of the panels at the edges only what is asked for is computed.
 template <class Target, bool Accumulate>
-void multiply_strip(StripA<typename Target::Elem> a, const Panels<Target>& b, index_t k_begin, index_t k_end,
+void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin, index_t k_end,
                     index_t first, index_t last, typename Target::Real* c, index_t c_stride) {
   constexpr index_t kStep = Target::Format::kStep, W = Target::Simd::W;
   index_t column = first;

@@ -15,8 +15,8 @@ struct RowFormat {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
   void (*load)(const void* source, index_t n, Elem* out);             // to multiplicands
-  void (*load_real)(const void* source, index_t n, Real* out);        // to accumulator precision
   void (*store)(const Real* row, Real factor, index_t n, void* out);  // row * factor, rounded to nearest even
+  Real (*dot)(const void* x, const void* y, index_t n);               // sum of x * y
   index_t size;                                                       // bytes of one element
   bool as_is;                                                         // the tensor's elements are multiplicands
 };
@@ -52,7 +52,16 @@ struct RowsOf {
         to[i] = from_float<T>(row[i] * factor);
     }
   }
-  static constexpr RowFormat<Target> format() { return {load, load_real, store, sizeof(T), std::is_same_v<Elem, T>}; }
+  static Real dot(const void* left, const void* right, index_t n) {
+    const T *const x = static_cast<const T*>(left), *const y = static_cast<const T*>(right);
+    typename Simd::V sums(Real(0));
+    index_t i = 0;
+    for (; i + W <= n; i += W) sums = fma(Simd::load(x + i), Simd::load(y + i), sums);
+    Real sum = Simd::reduce_sum(sums);
+    for (; i < n; ++i) sum += Real(to_float(x[i])) * Real(to_float(y[i]));
+    return sum;
+  }
+  static constexpr RowFormat<Target> format() { return {load, store, dot, sizeof(T), std::is_same_v<Elem, T>}; }
 };
 
 template <class Target>
@@ -89,13 +98,20 @@ FA_INLINE void copy_row(const char* from, index_t bytes, char* to) {
   if (byte < bytes) std::memcpy(to + byte, from + byte, static_cast<std::size_t>(bytes - byte));
 }
 
+// For loops over rows, `left` of them from this one on. What lies further ahead is asked for its address translation,
+// which prefetches wait for, a page or half of one for each row.
+FA_INLINE void prefetch_rows_ahead(const char* row, index_t row_bytes, index_t bytes, index_t left) {
+  if (left > 3 * kPrefetchRows) FA_PREFETCH(row + 3 * kPrefetchRows * row_bytes);
+  if (left > kPrefetchRows) prefetch_row(row + kPrefetchRows * row_bytes, bytes);
+}
+
 // `rows` rows of `features` as multiplicands at out[row * stride], zero-padded to `stride` features and `padded_rows`
 // rows.
 template <class Target>
 void load_rows(const RowFormat<Target>& format, const char* source, index_t row_bytes, index_t rows,
                index_t padded_rows, index_t features, index_t stride, typename Target::Elem* out) {
   for (index_t r = 0; r < rows; ++r, source += row_bytes, out += stride) {
-    if (rows > kPrefetchRows) prefetch_row(source + kPrefetchRows * row_bytes, features * format.size);
+    if (rows > kPrefetchRows) prefetch_rows_ahead(source, row_bytes, features * format.size, rows);
     if (format.as_is)
       copy_row(source, features * format.size, reinterpret_cast<char*>(out));
     else

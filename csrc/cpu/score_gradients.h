@@ -28,8 +28,9 @@ class ScoreGradients {
     if constexpr (Target::kTiled) {
       for (index_t i = begin; i < end; ++i) std::memset(at(n, i), 0, kRows * sizeof(Elem));
     } else {
-      for (index_t t = 0; t < kRows && begin < end; t += kStep)
-        std::memset(at(n + t, begin), 0, static_cast<std::size_t>((end - begin) * kStep) * sizeof(Elem));
+      V zeros[kRows];
+      for (V& zero : zeros) zero = V(typename Target::Real(0));
+      for (index_t i = begin; i < end; i += W) store(n, i, zeros);
     }
   }
   // Queries i .. i + W - 1 of the strip that begins at key n.

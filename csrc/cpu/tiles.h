@@ -161,7 +161,7 @@ concept Tiled = Target::kTiled;
 // The micro-kernel's interface, in tiles; rows of A have k contiguous, and all extents are multiples of 32.
 template <class Target, bool Accumulate>
   requires Tiled<Target>
-void multiply_strip(StripA<typename Target::Elem> a, const Panels<Target>& b, index_t k_begin, index_t k_end,
+void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin, index_t k_end,
                     index_t first, index_t last, float* c, index_t c_stride) {
   static_assert(Target::kRows == kTileBlock && Target::kPanel == kTileBlock);
   constexpr index_t kB = kTileBlock * Target::Format::kStep;  // From a k-step to the next in a panel.

@@ -26,16 +26,20 @@ class Units {
   FA_INLINE index_t longest_q() const { return longest_q_; }
   FA_INLINE index_t longest_k() const { return longest_k_; }
 
-  // Units of a wave: as many as fit in 64 MB, at least one; in 28 MB where that gives the threads work enough. What
-  // malloc has to map anew for each call, from 32 MB on, costs a page fault per 4 KB.
+  // What malloc has to map anew for each call, from 32 MB on, costs a page fault per 4 KB.
+  static FA_INLINE bool quick_to_allocate(index_t bytes) { return bytes <= kQuickBytes; }
+  // Units of a wave: as many as fit in 64 MB, at least one; as are quick to allocate where that gives the threads work
+  // enough.
   FA_INLINE index_t wave(index_t unit_bytes, index_t unit_tasks, index_t threads) const {
-    const auto fit = [&](index_t megabytes) { return (megabytes << 20) / max_of<index_t>(unit_bytes, 1); };
-    const bool few = fit(28) >= threads && fit(28) * unit_tasks >= 16 * threads;
-    const index_t most = max_of<index_t>(1, few ? fit(28) : fit(64));
+    const auto fit = [&](index_t bytes) { return bytes / max_of<index_t>(unit_bytes, 1); };
+    const bool few = fit(kQuickBytes) >= threads && fit(kQuickBytes) * unit_tasks >= 16 * threads;
+    const index_t most = max_of<index_t>(1, fit(few ? kQuickBytes : kMostBytes));
     return max_of<index_t>(1, ceil_div(count(), max_of<index_t>(1, ceil_div(count(), most))));
   }
 
  private:
+  static constexpr index_t kQuickBytes = index_t(28) << 20, kMostBytes = index_t(64) << 20;
+
   const Problem& p_;
   index_t* const sequences_;
   index_t count_ = 0, longest_q_ = 0, longest_k_ = 0;

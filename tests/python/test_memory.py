@@ -85,11 +85,13 @@ def workspace_mb(S, dtype, window):
 def test_scratch_memory_at_16k(dtype, n, threads):
     threads(n)
     for mb in workspace_mb(16384, dtype, (64, 0)):
-        assert SHARED_MB / 4 < mb <= SHARED_MB + n * THREAD_MB, f"{mb} MB"
+        # Backward may hold one head at a time, 12 MB in bf16.
+        assert SHARED_MB / 8 < mb <= SHARED_MB + n * THREAD_MB, f"{mb} MB"
 
 
 @pytest.mark.second_torch
-def test_scratch_memory_does_not_depend_on_the_mask():
+def test_scratch_memory_does_not_depend_on_the_mask(threads):
     """So the windows above, which make these tests quick, hide nothing."""
+    threads(4)
     windowed, full = (workspace_mb(4096, torch.float32, window) for window in ((64, 0), (-1, -1)))
     assert windowed == full and min(full) > 8  # above what threads keep
