@@ -14,11 +14,15 @@
 // lacks it.
 #if defined(_MSC_VER)
 #define FA_INLINE FA_HOST_DEVICE __forceinline
+#define FA_NOINLINE __declspec(noinline)
+#define FA_OPAQUE(integer)
 #define FA_RESTRICT __restrict
 #include <xmmintrin.h>
 #define FA_PREFETCH(address) _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0)
 #else
 #define FA_INLINE FA_HOST_DEVICE inline __attribute__((always_inline))
+#define FA_NOINLINE __attribute__((noinline))
+#define FA_OPAQUE(integer) __asm__("" : "+r"(integer))  // What is computed from it is computed here and not before.
 #define FA_RESTRICT __restrict__
 #define FA_PREFETCH(address) __builtin_prefetch(address)
 #endif

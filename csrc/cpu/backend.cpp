@@ -149,6 +149,7 @@ Tiles forward_tiles_of(const Problem& p, const Kernels& kernels, std::vector<std
     tiles.keys = min_of(tiles.keys, kDirectKeys);
     why += "rows of K and V are read where they are";
   } else {
+    tiles.keys = min_of(tiles.keys, kInPlaceKeys);
     why += "key blocks are packed as they are used";
   }
   reasons.push_back(why + ", in ranges of keys that are merged");

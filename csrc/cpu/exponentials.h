@@ -23,12 +23,13 @@ struct Exponentials {
 
   const Real* x;
   Elem* probabilities;
-  index_t stride;
+  index_t stride, left;        // Vectors of a row that have not had their turn.
   const Real *factor, *shift;  // exp2 is of x * factor + shift; they stay in memory, registers are short there.
   V sum[N];
 
-  Exponentials(const Real* scores, Elem* p, index_t row_stride, const Real* factors, const Real* shifts)
-      : x(scores), probabilities(p), stride(row_stride), factor(factors), shift(shifts) {
+  Exponentials(const Real* scores, Elem* p, index_t vectors, index_t row_stride, const Real* factors,
+               const Real* shifts)
+      : x(scores), probabilities(p), stride(row_stride), left(vectors), factor(factors), shift(shifts) {
     for (V& of_row : sum) of_row = V(Real(0));
   }
 
@@ -36,16 +37,18 @@ struct Exponentials {
   template <int Part>
   FA_INLINE void operator()(std::integral_constant<int, Part>) {
     take<Part>([](V p) { return p; });
-    if (Part == N - 1) x += W, probabilities += W;
+    if (Part == N - 1) x += W, probabilities += W, --left;
   }
+  FA_INLINE bool more() const { return left > 0; }
 
+  // The next vectors, so many at most.
   FA_INLINE void walk(index_t vectors) {
-    for (index_t i = 0; i < vectors; ++i)
+    for (const index_t then = max_of<index_t>(left - vectors, 0); left > then;)
       each_part([&](auto part) { (*this)(part); }, std::make_integer_sequence<int, N>());
   }
-  // With dropout: bit `column` of a row says whether its next probability is kept.
-  FA_INLINE void walk(index_t vectors, const std::uint8_t* kept, index_t kept_stride, index_t column) {
-    for (index_t i = 0; i < vectors; ++i, column += W, x += W, probabilities += W)
+  // All that is left. With dropout: bit `column` of a row says whether its next probability is kept.
+  FA_INLINE void walk(const std::uint8_t* kept, index_t kept_stride, index_t column) {
+    for (; left > 0; --left, column += W, x += W, probabilities += W)
       each_part(
           [&](auto part) { take<part>([&](V p) { return Simd::keep_where(p, kept + part * kept_stride, column); }); },
           std::make_integer_sequence<int, N>());

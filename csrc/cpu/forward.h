@@ -24,8 +24,8 @@ class Forward {
   using Scratch = ForwardScratch<Target>;
   using Partial = ForwardPartial<Target>;
   static constexpr index_t W = Simd::W, kRows = Target::kRows;
-  static constexpr index_t kSplitKeys = 1024;  // Keys of a range that is merged with others.
-  static constexpr index_t kPackedKeys = 128;  // Keys that are packed by one worker.
+  static constexpr index_t kSplitKeys = kInPlaceKeys;  // Keys of a range that is merged with others.
+  static constexpr index_t kPackedKeys = 128;          // Keys that are packed by one worker.
 
  public:
   Forward(const ForwardProblem& forward, const Executor& executor, Approach approach, const Units& units)

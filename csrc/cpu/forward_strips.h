@@ -93,6 +93,11 @@ class ForwardStrips {
   }
 
  private:
+  template <int N>
+  struct Shifts {
+    Real factor[N], shift[N];  // exp2 is of score * factor + shift.
+  };
+
   // Whether no row's scores take more than a factor, but for what causal and window hide.
   static bool is_plain(const ForwardPlan<Target>& plan) {
     const Problem& p = plan.p;
@@ -130,12 +135,28 @@ class ForwardStrips {
                                   plan_.packed.depth(), at + c.begin, at + c.end, s.scores + c.begin, tiles_.keys);
   }
 
+  // The maxima of a strip's rows, lane by lane, from products on their way to memory.
+  struct Maxima {
+    V top[kRows];
+    FA_INLINE void operator()(int r, V x) { top[r] = vmax(top[r], x); }
+  };
+  Maxima scores_and_maxima(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
+    const Elem* const rows = s.rows + r * plan_.q_stride;
+    const index_t at = packed_origin(c);
+    Maxima maxima;
+    for (V& top : maxima.top) top = V(-kInfinity);
+    multiply_watched<Target, false>({rows, plan_.q_stride, kStep}, plan_.packed.k(block.packed, packed_keys(block, c)),
+                                    0, plan_.packed.depth(), at + c.begin, at + c.end, s.scores + c.begin, tiles_.keys,
+                                    maxima);
+    return maxima;
+  }
+
   void strip(const Block& block, index_t origin, index_t r, const Scratch& s) const {
     Columns c{};
     if (!columns(block, origin, {r, min_of(r + kRows, block.rows)}, c)) return;
-    scores(block, r, c, s);
     if constexpr (kOverlaps)
       if (block.rows - r >= kRows && !p_.dropout.active) return weigh_and_multiply(block, r, c, s);
+    scores(block, r, c, s);
     weigh(block, r, c, s);
     multiply_values(block, r, c, 0, s);
   }
@@ -148,33 +169,39 @@ class ForwardStrips {
         at + c.seen.begin, at + c.seen.end, first, plan_.o_stride, s.o + r * plan_.o_stride + first, plan_.o_stride);
   }
 
-  // The products of keys with the first panel of V take in exp2 of the keys a chunk further on. Chunks are what
-  // multiply_panel sums by itself, so that nothing changes but the time.
+  // The products of keys with the first panel of V take in exp2 of keys a bit further on.
   void weigh_and_multiply(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
-    constexpr index_t kChunk = kStepsPerSum * kStep;
+    constexpr index_t kSum = kStepsPerSum * kStep, kAhead = 3 * W;
+    Shifts<kRows> shifts;
+    Exponentials<Target, kRows> weights = weigh_strip(block, r, c, shifts, s);
     const index_t at = packed_origin(c), begin = at + c.seen.begin, end = at + c.seen.end;
     const Panels<Target> v = plan_.packed.v(block.packed, packed_keys(block, c));
     const index_t width = v.width(0);
-    Shifts<kRows> shifts;
-    Exponentials<Target, kRows> exponentials = begin_softmax<kRows>(block, r, 0, c, shifts, s);
     const auto products = [&](index_t from, index_t to, auto&& beside) {
       multiply_panel_of<Target, true>(width / W, from / kStep, to / kStep,
                                       {s.probabilities + (from - at), tiles_.keys, kStep}, v.panel(0) + from * width,
                                       width * kStep, s.o + r * plan_.o_stride, plan_.o_stride, beside);
     };
-    const index_t first = round_up(begin, kChunk), last = end / kChunk * kChunk - kChunk;  // Of whole chunks.
-    if (first < last) {
-      exponentials.walk((first + kChunk - (at + c.begin)) / W);
-      products(begin, first, NothingBeside());
-      products(first, last, exponentials);
-      exponentials.walk((at + c.end - (last + kChunk)) / W);
-      products(last, end, NothingBeside());
-    } else {
-      exponentials.walk((c.end - c.begin) / W);
-      products(begin, end, NothingBeside());
-    }
+    // The first sum may begin anywhere, the others at whole vectors.
+    const index_t first = min_of(round_up(begin, kSum), end);
+    weights.walk(ceil_div(first + kAhead - (at + c.begin), W));
+    products(begin, first, NothingBeside());
+    products(first, end, weights);
     multiply_values(block, r, c, width, s);
-    end_softmax(exponentials, r, s);
+    end_softmax(weights, r, s);
+  }
+
+  // The scores of a whole strip and all of its softmax but exp2.
+  Exponentials<Target, kRows> weigh_strip(const Block& block, index_t r, const Columns& c, Shifts<kRows>& shifts,
+                                          const Scratch& s) const {
+    if (!c.plain) {
+      scores(block, r, c, s);
+      return begin_softmax<kRows>(block, r, 0, c, shifts, s);
+    }
+    const Maxima maxima = scores_and_maxima(block, r, c, s);
+    for (Real& factor : shifts.factor) factor = block.rules[0].scale_log2;
+    raise(s, r, maxima.top, shifts);
+    return exponentials(0, c, shifts, s);
   }
 
   // What turns dot products into scores in log2 units: they are multiplied by `factor` and `top` holds their maximum,
@@ -240,11 +267,6 @@ class ForwardStrips {
       for (int t = 0; t < N; ++t) top[t] = vmax(top[t], Simd::load(x + t * tiles_.keys + n));
   }
 
-  template <int N>
-  struct Shifts {
-    Real factor[N], shift[N];  // exp2 is of score * factor + shift.
-  };
-
   // Rows r + n .. r + n + N - 1 of a block, which are rows n .. of the strip that begins at r: scores, maxima and
   // states, all but exp2.
   template <int N>
@@ -265,7 +287,13 @@ class ForwardStrips {
     }
     if (!searched) search(x, {c.begin, c.end}, top);
     raise(s, r + n, top, shifts);
-    return {x + c.begin, s.probabilities + n * tiles_.keys + c.begin, tiles_.keys, shifts.factor, shifts.shift};
+    return exponentials(n, c, shifts, s);
+  }
+  template <int N>
+  FA_INLINE Exponentials<Target, N> exponentials(index_t n, const Columns& c, const Shifts<N>& shifts,
+                                                 const Scratch& s) const {
+    const index_t at = n * tiles_.keys + c.begin;
+    return {s.scores + at, s.probabilities + at, (c.end - c.begin) / W, tiles_.keys, shifts.factor, shifts.shift};
   }
   template <int N>
   FA_INLINE void end_softmax(const Exponentials<Target, N>& e, index_t first, const Scratch& s) const {
@@ -283,7 +311,7 @@ class ForwardStrips {
         dropout_row<Simd, Target>(p_.dropout, block.b, block.head(row), block.query(row), c.origin, c.end,
                                   s.dropout + t * stride);
       }
-      e.walk((c.end - c.begin) / W, s.dropout, stride, c.begin);
+      e.walk(s.dropout, stride, c.begin);
     } else {
       e.walk((c.end - c.begin) / W);
     }

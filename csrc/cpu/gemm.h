@@ -105,7 +105,7 @@ template <class Target, int N, bool Accumulate>
 inline constexpr int kChains = Accumulate && N * Target::kRows <= 8 ? 2 : 1;
 
 // Work that runs inside of products, in the pipelines that they leave idle: beside(integral_constant<int, i>) for i = 0
-// .. kParts - 1 in turn, each after kSteps k-steps.
+// .. kParts - 1 in turn, each after kSteps k-steps, as long as there is more().
 struct NothingBeside {
   static constexpr int kParts = 0, kSteps = 0;
 };
@@ -115,12 +115,24 @@ FA_INLINE void each_part(Work&& work, std::integer_sequence<int, Parts...>) {
   (work(std::integral_constant<int, Parts>()), ...);
 }
 
+// One k-step of a panel of N vectors into its sums.
+template <class Target, int N>
+FA_INLINE void multiply_step(const typename Target::Elem* a, index_t row_stride, const typename Target::Elem* b,
+                             typename Target::Simd::V (&sum)[Target::kRows][N]) {
+  using Format = typename Target::Format;
+  decltype(Format::load(b)) column[N];
+  for (int n = 0; n < N; ++n) column[n] = Format::load(b + n * Target::Simd::W * Format::kStep);
+  for (int r = 0; r < Target::kRows; ++r) {
+    const auto row = Format::broadcast(a + r * row_stride);
+    for (int n = 0; n < N; ++n) sum[r][n] = Format::multiply_add(row, column[n], sum[r][n]);
+  }
+}
+
 // N vectors of columns of a panel whose k-steps are b_step elements apart.
 template <class Target, int N, bool Accumulate, class Beside = NothingBeside>
 FA_INLINE void multiply_panel(index_t first_step, index_t last_step, StripA<typename Target::Elem> a,
                               const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
                               index_t c_stride, Beside&& beside = {}) {
-  using Format = typename Target::Format;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   constexpr int MR = Target::kRows, W = Simd::W, Chains = kChains<Target, N, Accumulate>;
@@ -134,18 +146,13 @@ FA_INLINE void multiply_panel(index_t first_step, index_t last_step, StripA<type
       for (int r = 0; r < MR; ++r)
         for (int n = 0; n < N; ++n) chain[r][n] = V(typename Target::Real(0));
     const auto one_step = [&](V(&chain)[MR][N]) {
-      decltype(Format::load(b)) column[N];
-      for (int n = 0; n < N; ++n) column[n] = Format::load(b + n * W * Format::kStep);
-      for (int r = 0; r < MR; ++r) {
-        const auto row = Format::broadcast(a.data + r * a.row_stride);
-        for (int n = 0; n < N; ++n) chain[r][n] = Format::multiply_add(row, column[n], chain[r][n]);
-      }
+      multiply_step<Target, N>(a.data, a.row_stride, b, chain);
       a.data += a.step_stride;
       b += b_step;
     };
     if constexpr (Work::kParts > 0) {
       static_assert(Work::kSteps % Chains == 0);
-      for (; step + Work::kParts * Work::kSteps <= end; step += Work::kParts * Work::kSteps)
+      for (; work.more() && step + Work::kParts * Work::kSteps <= end; step += Work::kParts * Work::kSteps)
         each_part(
             [&](auto part) {
               for (int i = 0; i < Work::kSteps; i += Chains)
@@ -157,12 +164,16 @@ FA_INLINE void multiply_panel(index_t first_step, index_t last_step, StripA<type
     for (; step + Chains <= end; step += Chains)
       for (auto& chain : sum) one_step(chain);
     for (; step < end; ++step) one_step(sum[0]);
-    for (int r = 0; r < MR; ++r)
+    // The addresses of C's rows are not kept over the products. It would be in vector registers, for want of others,
+    // and while stores wait for theirs from there, so do the loads of the next panel.
+    index_t stride = c_stride;
+    FA_OPAQUE(stride);
+    auto* to = c;
+    for (int r = 0; r < MR; ++r, to += stride)
       for (int n = 0; n < N; ++n) {
-        auto* const to = c + r * c_stride + n * W;
         V total = sum[0][r][n];
         for (int chain = 1; chain < Chains; ++chain) total = total + sum[chain][r][n];
-        Simd::store(to, accumulate ? Simd::load(to) + total : total);
+        Simd::store(to + n * W, accumulate ? Simd::load(to + n * W) + total : total);
       }
   }
   beside = work;
@@ -184,6 +195,7 @@ struct Panels {
   FA_INLINE index_t begin(index_t panel) const {
     return min_of(panel * kPanel - (lends() && panel == count() - 1 ? W : 0), columns);
   }
+  FA_INLINE index_t whole() const { return columns / kPanel - (lends() ? 1 : 0); }  // Panels of kPanel columns.
   FA_INLINE index_t width(index_t panel) const { return begin(panel + 1) - begin(panel); }
   FA_INLINE Elem* panel(index_t index) const { return data + begin(index) * depth; }
   // The panel that holds a column.
@@ -212,20 +224,75 @@ FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, Stri
   }
 }
 
+// What sees the results of products on their way to C: watch(row, vector).
+struct NobodyWatches {
+  template <class V>
+  FA_INLINE void operator()(int, V) const {}
+};
+
+// C = A * B for whole panels in a row whose depth is one sum, to the bit what multiply_panel computes. Out of line,
+// where registers suffice for all that the next panel needs.
+template <class Target, class Watch>
+FA_NOINLINE void multiply_panels(index_t panels, index_t steps, StripA<typename Target::Elem> a,
+                                 const typename Target::Elem* b, typename Target::Real* c, index_t c_stride,
+                                 Watch& watch) {
+  using Simd = typename Target::Simd;
+  using V = typename Simd::V;
+  constexpr int MR = Target::kRows, N = Target::kPanelVectors, W = Simd::W;
+  Watch see = watch;  // A copy, which registers can hold.
+  for (index_t panel = 0; panel < panels; ++panel, c += N * W) {
+    V sum[MR][N];
+    for (auto& row : sum)
+      for (V& vector : row) vector = V(typename Target::Real(0));
+    const auto* step = a.data;
+    for (index_t i = 0; i < steps; ++i, step += a.step_stride, b += N * W * Target::Format::kStep)
+      multiply_step<Target, N>(step, a.row_stride, b, sum);
+    index_t stride = c_stride;
+    FA_OPAQUE(stride);  // As in multiply_panel.
+    auto* to = c;
+    for (int r = 0; r < MR; ++r, to += stride)
+      for (int n = 0; n < N; ++n) {
+        Simd::store(to + n * W, sum[r][n]);
+        see(r, sum[r][n]);
+      }
+  }
+  watch = see;
+}
+
 // C[0..MR) += or = A * B over columns [first, last), whole vectors, and k in [k_begin, k_end), both multiples of kStep;
 // a starts at k_begin, c at column `first`. Of the panels at the edges only what is asked for is computed.
-template <class Target, bool Accumulate>
-void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin, index_t k_end,
-                    index_t first, index_t last, typename Target::Real* c, index_t c_stride) {
-  constexpr index_t kStep = Target::Format::kStep, W = Target::Simd::W;
+template <class Target, bool Accumulate, class Watch>
+void multiply_watched(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin, index_t k_end,
+                      index_t first, index_t last, typename Target::Real* c, index_t c_stride, Watch& watch) {
+  constexpr index_t kStep = Target::Format::kStep, W = Target::Simd::W, kPanel = Target::kPanel;
   index_t column = first;
   for (index_t panel = b.at(first); column < last; ++panel) {
+    typename Target::Real* const to = c + (column - first);
     const index_t begin = b.begin(panel), width = b.width(panel), end = min_of(begin + width, last);
+    if constexpr (!Accumulate) {
+      const index_t whole = min_of(b.whole() - panel, (last - column) / kPanel);
+      if (column == begin && whole > 0 && k_begin == 0 && k_end == b.depth && k_end <= kStepsPerSum * kStep) {
+        multiply_panels<Target>(whole, k_end / kStep, a, b.panel(panel), to, c_stride, watch);
+        column += whole * kPanel;
+        panel += whole - 1;
+        continue;
+      }
+    }
     multiply_panel_of<Target, Accumulate>((end - column) / W, k_begin / kStep, k_end / kStep, a,
                                           b.panel(panel) + k_begin * width + (column - begin) * kStep, width * kStep,
-                                          c + (column - first), c_stride);
+                                          to, c_stride);
+    if constexpr (!std::is_same_v<Watch, NobodyWatches>)
+      for (index_t n = 0; n < end - column; n += W)
+        for (int r = 0; r < Target::kRows; ++r) watch(r, Target::Simd::load(to + r * c_stride + n));
     column = end;
   }
+}
+
+template <class Target, bool Accumulate>
+FA_INLINE void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin,
+                              index_t k_end, index_t first, index_t last, typename Target::Real* c, index_t c_stride) {
+  NobodyWatches nobody;
+  multiply_watched<Target, Accumulate>(a, b, k_begin, k_end, first, last, c, c_stride, nobody);
 }
 
 }  // namespace flash_attn::cpu

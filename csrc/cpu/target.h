@@ -64,6 +64,9 @@ inline constexpr index_t kKeyAlign = 64;
 // Blocks of queries are this many or a power of two less.
 inline constexpr index_t kQueryAlign = 128;
 
+// Most keys of a block that is packed where it is used: as many as the ranges that are merged have.
+inline constexpr index_t kInPlaceKeys = 1024;
+
 // Keys of a block that is read where it is: few, so that the scores of all heads that meet it stay in the cache.
 inline constexpr index_t kDirectKeys = 128;
 
@@ -72,8 +75,9 @@ inline constexpr index_t kRowsAhead = 128;
 
 FA_INLINE Tiles forward_tiles(index_t D, index_t Dv, index_t elem_size, index_t strip_rows) {
   const index_t keys = (index_t(512) << 10) / ((D + Dv) * elem_size) / kKeyAlign * kKeyAlign;
-  // A strip's scores fit in L1: a limit for tiles, whose strips are high.
-  const index_t longest = min_of<index_t>(1024, 8192 / strip_rows / kKeyAlign * kKeyAlign);
+  // A strip's scores fit in L1, if just so: each block costs a strip some reductions and waiting for them.
+  index_t longest = 2048;
+  while (longest * strip_rows > 8192) longest /= 2;
   return {kQueryAlign, max_of<index_t>(128, min_of(keys, longest))};
 }
 

@@ -4,8 +4,9 @@ A full product of the features would be millions of cases. Instead each list is 
 pairwise covering array: every two values of two different axes meet in at least one case (Cohen et al., "The AETG
 system", IEEE TSE 1997). The arrays are generated when tests are collected, without randomness.
 
-CPU tiles are up to 1024 keys and 256 queries, so the lengths of the feature and head-dim grids span at least three
-blocks of keys and two of queries; the contract's pairs, mostly shorter, are swept besides.
+CPU tiles are up to 1024 keys (2048 for head dims below 128) and 256 queries, so the lengths of the feature and head-dim
+grids span at least three blocks of keys (two) and two of queries; the contract's pairs, mostly shorter, are swept
+besides.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def test_every_pair_is_there():
 
 
 def test_blocks_are_spanned():
-    """The lengths of the grids have three key blocks and two query blocks, by the tiles that `explain` names."""
+    """The lengths of the grids have three key blocks (two where D < 128) and two query blocks, by `explain`'s tiles."""
     for pairs in (*cases.DENSE_LENGTHS.values(), *cases.VARLEN_LENGTHS.values()):
         assert any(Sq > 256 and Sk > 2048 for Sq, Sk in pairs) or any(Sq > 2048 for Sq, _ in pairs)
     for D, dtype in itertools.product(cases.HEAD_DIMS, harness.TORCH_DTYPES.values()):
@@ -48,4 +48,4 @@ def test_blocks_are_spanned():
         explanation = flash_attn.explain(q, q, q)
         for each in (explanation, explanation.backward):
             queries, keys = (int(n) for n in re.search(r"(\d+) queries x (\d+) keys", each.tile).groups())
-            assert queries <= 256 and keys <= 1024, each.tile
+            assert queries <= 256 and keys <= (2048 if D < 128 else 1024), each.tile
