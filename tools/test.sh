@@ -37,7 +37,8 @@ test_sanitized() {
     ctest --test-dir "$dir" --output-on-failure -j "$jobs" --no-tests=error
 }
 
-# test_python ARGUMENT...: one thread per worker, since the workers share the processors.
+# test_python FOLDER ARGUMENT...: one thread per worker, since the workers share the processors. The folder is named for
+# pytest before 7.3, whose workers do not look for options where testpaths points.
 test_python() {
   local sdist=(build/upstream/*.tar.gz)
   if [ -f "${sdist[0]}" ]; then export FLASH_ATTN_UPSTREAM_SDIST=$PWD/${sdist[0]}; fi
@@ -101,7 +102,7 @@ test_simulator() {
 # The package's AMD kernels, launched from torch and executed by the simulator.
 test_simulation() {
   llvm_is_there "the AMD kernels were not executed" || return 0
-  test_python -m gpu --support-json=build/support-gpu.json
+  test_python tests/python -m gpu --support-json=build/support-gpu.json
 }
 
 # Triton of requirements/triton.txt into the environment, unless it is there.
@@ -151,7 +152,7 @@ run_stage() {
       stage "address and undefined" test_sanitized address,undefined
       stage thread test_sanitized thread
       ;;
-    python) stage "Python tests" test_python -m "not gpu" --support-json=build/support-cpu.json ;;
+    python) stage "Python tests" test_python tests/python -m "not gpu" --support-json=build/support-cpu.json ;;
     fuzz) stage fuzz fuzz ;;
     matrix) stage "support matrix" support_matrix --check ;;
     write-matrix) stage "support matrix" support_matrix --write ;;
@@ -171,14 +172,14 @@ run_stage() {
     clients)
       stage "set-up, clients" tools/setup.sh clients
       use .venv-clients build/dev
-      stage clients test_python --dist loadfile tests/clients
+      stage clients test_python tests/clients --dist loadfile
       use .venv build/dev
       ;;
     second-torch)
       stage "set-up, second torch" tools/setup.sh test-debian
       use .venv-debian build/dev-debian
       stage "build, second torch" build_package OFF "$(compiled_kernels)"
-      stage "Python tests, second torch" test_python -m "second_torch and not gpu"
+      stage "Python tests, second torch" test_python tests/python -m "second_torch and not gpu"
       ;;
     *)
       echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, kernels," \
