@@ -68,7 +68,7 @@ struct Columns {
   index_t begin, end;  // Whole vectors around what is visible; none: nothing is.
   Range seen;          // A bit more than what is visible, zeros elsewhere in P.
   index_t keys;        // Keys in the block.
-  bool plain;          // All rows see all columns, and their scores are products times a factor.
+  bool plain;          // All rows see all columns, and their scores are products, perhaps capped, times a factor.
 };
 
 // The memory of a worker.

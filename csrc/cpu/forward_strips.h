@@ -98,10 +98,10 @@ class ForwardStrips {
     Real factor[N], shift[N];  // exp2 is of score * factor + shift.
   };
 
-  // Whether no row's scores take more than a factor, but for what causal and window hide.
+  // Whether no row's scores take more than a softcap and a factor, but for what causal and window hide.
   static bool is_plain(const ForwardPlan<Target>& plan) {
     const Problem& p = plan.p;
-    return !plan.addend.given() && !(p.softcap > 0) && !p.alibi_slopes && !p.key_begin.data && !p.key_end.data &&
+    return !plan.addend.given() && !p.alibi_slopes && !p.key_begin.data && !p.key_end.data &&
            Real(p.scale * kLog2e) > Real(0);
   }
 
@@ -198,8 +198,13 @@ class ForwardStrips {
       scores(block, r, c, s);
       return begin_softmax<kRows>(block, r, 0, c, shifts, s);
     }
-    const Maxima maxima = scores_and_maxima(block, r, c, s);
-    for (Real& factor : shifts.factor) factor = block.rules[0].scale_log2;
+    const ScoreRule<Real>& rule = block.rules[0];
+    Maxima maxima = scores_and_maxima(block, r, c, s);
+    for (Real& factor : shifts.factor) factor = rule.factor();
+    for (index_t t = 0; t < kRows && rule.has_softcap(); ++t) {
+      cap_scores<Target>(rule, s.scores + t * tiles_.keys, {c.begin, c.end});
+      maxima.top[t] = Format::tanh_of_product(maxima.top[t], V(rule.inverse_softcap));  // Capped, still the greatest.
+    }
     raise(s, r, maxima.top, shifts);
     return exponentials(0, c, shifts, s);
   }
@@ -276,7 +281,11 @@ class ForwardStrips {
     V top[N];
     bool searched = !c.plain;
     if (c.plain) {
-      for (int t = 0; t < N; ++t) shifts.factor[t] = block.rules[0].scale_log2, top[t] = V(-kInfinity);
+      for (int t = 0; t < N; ++t) {
+        cap_scores<Target>(block.rules[0], x + t * tiles_.keys, {c.begin, c.end});
+        shifts.factor[t] = block.rules[0].factor();
+        top[t] = V(-kInfinity);
+      }
     } else {
       for (int t = 0; t < N; ++t) {
         const Scaled scaled = mask_and_transform(block, r + n + t, c, x + t * tiles_.keys, s);
