@@ -12,7 +12,8 @@ class PackedKeys {
   static constexpr index_t kWidth = Target::kWidth, kPanel = Target::kPanel;
 
  public:
-  PackedKeys(const Problem& p, const RowFormat<Target>& format, index_t block_keys, bool few = false)
+  // few: keys are packed for a few rows, where they are used (Approach::in_place).
+  PackedKeys(const Problem& p, const RowFormat<Target>& format, index_t block_keys, bool few)
       : p_(p),
         format_(format),
         keys_(block_keys),
