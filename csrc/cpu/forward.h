@@ -11,6 +11,7 @@
 
 #include "cpu/forward_direct.h"
 #include "cpu/on_demand.h"
+#include "cpu/slots.h"
 
 namespace flash_attn::cpu {
 
@@ -45,41 +46,73 @@ class Forward {
   }
 
  private:
+  // K and V of a unit while some of its tasks are left: parts of packed keys in a slot of memory.
+  struct PackedUnit {
+    OnDemand memory;
+    index_t slot;
+    std::atomic<index_t> tasks_left;
+  };
+  // The memory that slots are of.
+  struct PackedMemory {
+    Slots& slots;
+    Elem* keys;       // slots x unit_elems
+    OnDemand* parts;  // slots x parts
+    index_t unit_elems, unit_parts;
+  };
+
   void run_packed() {
-    const index_t unit_elems = plan_.packed.block_elems();
-    const index_t per_unit = p_.group() * plan_.query_blocks;
-    const index_t wave = units_.wave(unit_elems * index_t(sizeof(Elem)), per_unit, executor_.num_threads);
+    const index_t unit_elems = plan_.packed.block_elems(), unit_parts = ceil_div(units_.longest_k(), kPackedKeys);
+    const index_t unit_bytes = unit_elems * index_t(sizeof(Elem));
+    const index_t per_unit = p_.group() * plan_.query_blocks, threads = executor_.num_threads;
+    // Workers on units of their own hold that one each and another that they help with, whatever the number of units.
+    const bool own = units_.count() >= threads && Units::quick_to_allocate(2 * threads * unit_bytes);
+    const index_t wave = own ? units_.count() : units_.wave(unit_bytes, per_unit, threads);
+    const index_t held = own ? min_of(wave, 2 * threads) : wave;
     const int workers = worker_count(executor_, wave * per_unit);
-    const index_t parts = ceil_div(units_.longest_k(), kPackedKeys);
-    Carver sizes;
-    sizes.take<Elem>(wave * unit_elems);
-    sizes.take<OnDemand>(wave * parts);
-    const index_t scratch_bytes = plan_.carve(nullptr, 1).bytes;
-    const Workspace memory(sizes.used() + workers * scratch_bytes);
-    Carver carver(memory.data());
-    auto* const packed = carver.take<Elem>(wave * unit_elems);
-    auto* const part = carver.take<OnDemand>(wave * parts);
-    const auto scratch = [&](int worker) {
-      return plan_.carve(memory.data() + carver.used() + worker * scratch_bytes, 1);
+    const auto carve = [&](Carver c, Elem*& keys, OnDemand*& parts, PackedUnit*& state) {
+      keys = c.take<Elem>(held * unit_elems);
+      parts = c.take<OnDemand>(held * unit_parts);
+      state = c.take<PackedUnit>(wave);
+      return c.used();
     };
+    Elem* keys;
+    OnDemand* parts;
+    PackedUnit* states;
+    const index_t shared_bytes = carve(Carver(), keys, parts, states), scratch_bytes = plan_.carve(nullptr, 1).bytes;
+    const Workspace memory(shared_bytes + workers * scratch_bytes);
+    carve(Carver(memory.data()), keys, parts, states);
+    Slots slots(held, workers);
+    const PackedMemory packed{slots, keys, parts, unit_elems, unit_parts};
 
     for (index_t first = 0; first < units_.count(); first += wave) {
       const index_t n = min_of(wave, units_.count() - first);
-      for (index_t i = 0; i < n * parts; ++i) new (part + i) OnDemand;
+      for (index_t i = 0; i < n; ++i) (new (states + i) PackedUnit)->tasks_left.store(per_unit);
       // Late query blocks see most keys under a causal mask: they go first, so that no thread ends on a long one.
-      parallel_for_groups(executor_, n * per_unit, 1, [&](index_t task, int worker) {
+      parallel_for_groups(executor_, own ? n : n * per_unit, own ? per_unit : 1, [&](index_t task, int worker) {
         const index_t unit = task / per_unit, g = task % per_unit / plan_.query_blocks;
-        const Scratch s = scratch(worker);
-        [[maybe_unused]] const typename Target::Tiles::Session session;
+        const Scratch s = plan_.carve(memory.data() + shared_bytes + worker * scratch_bytes, 1);
         Block& block = begin(first + unit, g, plan_.query_blocks - 1 - task % plan_.query_blocks, s);
-        if (block.rows == 0) return;
-        block.packed = packed + unit * unit_elems;
-        pack(block, part + unit * parts, s);
-        strips_.attend(block, {plan_.first_key(block), block.keys.end}, s);
-        finish(block, s);
-        if (f_.s_dmask) strips_.write_dmask(block, s);
+        attend_packed(block, packed, states[unit], worker, s);
       });
     }
+  }
+
+  void attend_packed(Block& block, const PackedMemory& packed, PackedUnit& unit, int worker, const Scratch& s) const {
+    [[maybe_unused]] const typename Target::Tiles::Session session;
+    unit.memory.begin([&] {
+      unit.slot = packed.slots.take(worker);
+      OnDemand* const parts = packed.parts + unit.slot * packed.unit_parts;
+      for (index_t n = 0; n < packed.unit_parts; ++n) new (parts + n) OnDemand;
+    });
+    unit.memory.await();
+    if (block.rows > 0) {
+      block.packed = packed.keys + unit.slot * packed.unit_elems;
+      pack(block, packed.parts + unit.slot * packed.unit_parts, s);
+      strips_.attend(block, {plan_.first_key(block), block.keys.end}, s);
+      finish(block, s);
+      if (f_.s_dmask) strips_.write_dmask(block, s);
+    }
+    if (unit.tasks_left.fetch_sub(1) == 1) packed.slots.give(unit.slot, worker);
   }
 
   // The ranges of keys depend on lengths and num_splits alone, so results do not depend on threads or on other
