@@ -68,7 +68,10 @@ struct Columns {
   index_t begin, end;  // Whole vectors around what is visible; none: nothing is.
   Range seen;          // A bit more than what is visible, zeros elsewhere in P.
   index_t keys;        // Keys in the block.
-  bool plain;          // All rows see all columns, and their scores are products, perhaps capped, times a factor.
+  bool plain;          // Visible scores are products, perhaps capped, times a factor, and each row sees an interval.
+  Range inner;         // If plain: whole vectors that all rows see.
+
+  FA_INLINE bool uniform() const { return plain && inner.begin == begin && inner.end == end; }
 };
 
 // The memory of a worker.

@@ -73,7 +73,13 @@ class ForwardStrips {
     c.begin = begin / kWidth * kWidth;
     c.end = round_up(end, kWidth);
     c.seen = {begin / kCut * kCut, round_up(end, kCut)};
-    c.plain = plain_ && all_see(block, rows, {origin + c.begin, origin + c.end});
+    c.plain = plain_;
+    if (plain_) {
+      const index_t from = block.rules[0].visible_keys(block.query(rows.end - 1)).begin - origin;
+      const index_t to = block.rules[0].visible_keys(block.query(rows.begin)).end - origin;
+      c.inner.begin = min_of(max_of(round_up(max_of<index_t>(from, 0), W), c.begin), c.end);
+      c.inner.end = max_of(min_of(to, c.end) / W * W, c.inner.begin);
+    }
     return true;
   }
 
@@ -105,12 +111,6 @@ class ForwardStrips {
            Real(p.scale * kLog2e) > Real(0);
   }
 
-  // By causal and window alone.
-  static bool all_see(const Block& block, Range rows, Range keys) {
-    return block.rules[0].visible_keys(block.query(rows.end - 1)).begin <= keys.begin &&
-           keys.end <= block.rules[0].visible_keys(block.query(rows.begin)).end;
-  }
-
   // Whether what is added to the scores of a key block is the same for all rows.
   FA_INLINE bool shares_addend(const Block& block) const { return !addend_.per_query() && block.heads == 1; }
 
@@ -140,15 +140,45 @@ class ForwardStrips {
     V top[kRows];
     FA_INLINE void operator()(int r, V x) { top[r] = vmax(top[r], x); }
   };
-  Maxima scores_and_maxima(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
+  // Of the columns `watched` at most, which become those that were.
+  Maxima scores_and_maxima(const Block& block, index_t r, const Columns& c, Range& watched, const Scratch& s) const {
     const Elem* const rows = s.rows + r * plan_.q_stride;
     const index_t at = packed_origin(c);
     Maxima maxima;
     for (V& top : maxima.top) top = V(-kInfinity);
+    Range packed{at + watched.begin, at + watched.end};
     multiply_watched<Target, false>({rows, plan_.q_stride, kStep}, plan_.packed.k(block.packed, packed_keys(block, c)),
                                     0, plan_.packed.depth(), at + c.begin, at + c.end, s.scores + c.begin, tiles_.keys,
-                                    maxima);
+                                    packed, maxima);
+    watched = {packed.begin - at, packed.end - at};
     return maxima;
+  }
+
+  // Hides what rows of a plain strip do not see, and takes the columns that were not watched into the maxima.
+  void hide(const Block& block, index_t r, const Columns& c, Range watched, V (&top)[kRows], Real* x) const {
+    V begin[kRows], end[kRows];
+    for (index_t t = 0; t < kRows; ++t) {
+      const Range seen = block.rule(r + t).visible_keys(block.query(r + t));
+      begin[t] = V(Real(seen.begin - c.origin)), end[t] = V(Real(seen.end - c.origin));
+    }
+    const V hidden(-kInfinity);
+    const auto walk = [&](Range columns) {
+      for (index_t n = columns.begin; n < columns.end; n += W) {
+        const bool all = c.inner.begin <= n && n < c.inner.end;
+        const V column = V(Real(n)) + Simd::iota();
+        for (index_t t = 0; t < kRows; ++t) {
+          Real* const at = x + t * tiles_.keys + n;
+          V score = Simd::load(at);
+          if (!all) {
+            score = select_less(column, begin[t], hidden, select_less(column, end[t], score, hidden));
+            Simd::store(at, score);
+          }
+          top[t] = vmax(top[t], score);
+        }
+      }
+    };
+    walk({c.begin, watched.begin});
+    walk({watched.end, c.end});
   }
 
   void strip(const Block& block, index_t origin, index_t r, const Scratch& s) const {
@@ -199,12 +229,14 @@ class ForwardStrips {
       return begin_softmax<kRows>(block, r, 0, c, shifts, s);
     }
     const ScoreRule<Real>& rule = block.rules[0];
-    Maxima maxima = scores_and_maxima(block, r, c, s);
+    Range watched = c.inner;
+    Maxima maxima = scores_and_maxima(block, r, c, watched, s);
     for (Real& factor : shifts.factor) factor = rule.factor();
     for (index_t t = 0; t < kRows && rule.has_softcap(); ++t) {
       cap_scores<Target>(rule, s.scores + t * tiles_.keys, {c.begin, c.end});
       maxima.top[t] = Format::tanh_of_product(maxima.top[t], V(rule.inverse_softcap));  // Capped, still the greatest.
     }
+    hide(block, r, c, watched, maxima.top, s.scores);
     raise(s, r, maxima.top, shifts);
     return exponentials(0, c, shifts, s);
   }
@@ -279,8 +311,8 @@ class ForwardStrips {
                                         const Scratch& s) const {
     Real* const x = s.scores + n * tiles_.keys;
     V top[N];
-    bool searched = !c.plain;
-    if (c.plain) {
+    bool searched = !c.uniform();
+    if (c.uniform()) {
       for (int t = 0; t < N; ++t) {
         cap_scores<Target>(block.rules[0], x + t * tiles_.keys, {c.begin, c.end});
         shifts.factor[t] = block.rules[0].factor();
@@ -333,9 +365,10 @@ class ForwardStrips {
     Real highest[N];
     for (int t = 0; t < N; ++t) highest[t] = Simd::reduce_max(top[t]) * shifts.factor[t];
     for (int t = 0; t < N; ++t) {
+      const bool empty = s.state[r + t].empty();
       const Real rescale = s.state[r + t].raise(highest[t]);
       shifts.shift[t] = -s.state[r + t].shift();
-      if (rescale == Real(1)) continue;
+      if (empty || rescale == Real(1)) continue;  // Nothing summed so far is zeros.
       Real* const o = s.o + (r + t) * plan_.o_stride;
       for (index_t d = 0; d < plan_.o_stride; d += W) Simd::store(o + d, Simd::load(o + d) * V(rescale));
     }

@@ -14,6 +14,7 @@
 
 #include "core/numeric.h"
 #include "core/platform.h"
+#include "core/score.h"
 
 #if defined(__AVX512BF16__)
 #include "cpu/simd/avx512.h"
@@ -260,30 +261,35 @@ FA_NOINLINE void multiply_panels(index_t panels, index_t steps, StripA<typename 
 }
 
 // C[0..MR) += or = A * B over columns [first, last), whole vectors, and k in [k_begin, k_end), both multiples of kStep;
-// a starts at k_begin, c at column `first`. Of the panels at the edges only what is asked for is computed.
+// a starts at k_begin, c at column `first`. Of the panels at the edges only what is asked for is computed. Whole panels
+// of the columns `watched` are shown to `watch` on their way to C, if C is not accumulated; `watched` becomes those.
 template <class Target, bool Accumulate, class Watch>
 void multiply_watched(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin, index_t k_end,
-                      index_t first, index_t last, typename Target::Real* c, index_t c_stride, Watch& watch) {
+                      index_t first, index_t last, typename Target::Real* c, index_t c_stride, Range& watched,
+                      Watch& watch) {
   constexpr index_t kStep = Target::Format::kStep, W = Target::Simd::W, kPanel = Target::kPanel;
   index_t column = first;
+  if constexpr (!Accumulate) {
+    const index_t begin = round_up(watched.begin, kPanel);
+    const index_t panels = min_of(b.whole(), watched.end / kPanel) - begin / kPanel;
+    const bool one_sum = k_begin == 0 && k_end == b.depth && k_end <= kStepsPerSum * kStep;
+    watched = one_sum && panels > 0 ? Range{begin, begin + panels * kPanel} : Range{first, first};
+  }
   for (index_t panel = b.at(first); column < last; ++panel) {
     typename Target::Real* const to = c + (column - first);
-    const index_t begin = b.begin(panel), width = b.width(panel), end = min_of(begin + width, last);
     if constexpr (!Accumulate) {
-      const index_t whole = min_of(b.whole() - panel, (last - column) / kPanel);
-      if (column == begin && whole > 0 && k_begin == 0 && k_end == b.depth && k_end <= kStepsPerSum * kStep) {
+      if (column == watched.begin && !watched.empty()) {
+        const index_t whole = (watched.end - column) / kPanel;
         multiply_panels<Target>(whole, k_end / kStep, a, b.panel(panel), to, c_stride, watch);
         column += whole * kPanel;
         panel += whole - 1;
         continue;
       }
     }
+    const index_t begin = b.begin(panel), width = b.width(panel), end = min_of(begin + width, last);
     multiply_panel_of<Target, Accumulate>((end - column) / W, k_begin / kStep, k_end / kStep, a,
                                           b.panel(panel) + k_begin * width + (column - begin) * kStep, width * kStep,
                                           to, c_stride);
-    if constexpr (!std::is_same_v<Watch, NobodyWatches>)
-      for (index_t n = 0; n < end - column; n += W)
-        for (int r = 0; r < Target::kRows; ++r) watch(r, Target::Simd::load(to + r * c_stride + n));
     column = end;
   }
 }
@@ -292,7 +298,8 @@ template <class Target, bool Accumulate>
 FA_INLINE void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin,
                               index_t k_end, index_t first, index_t last, typename Target::Real* c, index_t c_stride) {
   NobodyWatches nobody;
-  multiply_watched<Target, Accumulate>(a, b, k_begin, k_end, first, last, c, c_stride, nobody);
+  Range watched{first, last};
+  multiply_watched<Target, Accumulate>(a, b, k_begin, k_end, first, last, c, c_stride, watched, nobody);
 }
 
 }  // namespace flash_attn::cpu
