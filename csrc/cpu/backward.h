@@ -12,12 +12,9 @@
 #include <new>
 
 #include "core/thread_pool.h"
-#include "cpu/backward_block.h"
-#include "cpu/capped_scores.h"
+#include "cpu/backward_gradients.h"
 #include "cpu/dropout_bits.h"
 #include "cpu/pack.h"
-#include "cpu/score_gradients.h"
-#include "cpu/score_tables.h"
 #include "cpu/slots.h"
 #include "cpu/target.h"
 #include "cpu/units.h"
@@ -50,6 +47,7 @@ class Backward {
         units_(p_),
         addend_(p_),
         tiles_(backward_tiles(p_.D, p_.Dv, sizeof(Elem))),
+        gradients_(p_, addend_, tiles_),
         depth_(round_up(p_.D, kDepth)),
         v_depth_(round_up(p_.Dv, kDepth)),
         stride_(round_up(p_.D, kWidth)),
@@ -276,75 +274,13 @@ class Backward {
                                   s.scores + c.begin, ld);
     multiply_strip<Target, false>({s.v + n * v_stride_, v_stride_, kStep}, dout_transposed, 0, v_depth_, c.begin, c.end,
                                   s.dp + c.begin, ld);
-    for (index_t t = 0; t < kRows; ++t) {
-      if (t < rows)
-        gradient_row(r, q, j + t, c, s.scores + t * ld, s.dp + t * ld, s.dropout + (n + t) * ld / 8,
-                     addend_.columns_given() ? s.addend + (n + t) * (addend_.columns_differ() ? ld : 1) : nullptr);
-      else
-        fill(s.scores + t * ld, c.begin, c.end, Real(0)), fill(s.dp + t * ld, c.begin, c.end, Real(0));
-    }
-    to_multiplicands(n, c, s);
+    gradients_({r.rule, {j, j + rows}, n, r.first, c, q.lse_log2, q.delta}, s);
     const Panels<Target> dout_direct{q.dout_direct, padded, v_stride_}, q_direct{q.q_direct, padded, stride_};
     const index_t from = begin / kCut * kCut, to = min_of(round_up(end, kCut), c.end);
     multiply_strip<Target, true>({s.p_rows + from, ld, kStep}, dout_direct, from, to, 0, v_stride_,
                                  s.dv + n * v_stride_, v_stride_);
     multiply_strip<Target, true>({s.ds_rows + from, ld, kStep}, q_direct, from, to, 0, stride_, s.dk + n * stride_,
                                  stride_);
-  }
-
-  // One key: x holds q.k and becomes the (dropped) probability, y holds dout.v and becomes d(scale * q.k).
-  void gradient_row(const Rows& r, const QueryBlock& q, index_t j, Range c, Real* x, Real* y, const std::uint8_t* kept,
-                    const Real* addend) const {
-    const ScoreRule<Real> rule = r.rule;  // Copies, which no store to x and y can change.
-    const DropoutRule dropout = p_.dropout;
-    const Real *const lse = q.lse_log2, *const delta = q.delta;
-    const bool per_query = addend_.columns_differ();
-    const V shared = V(addend ? *addend : Real(0));
-    cap_scores<Target>(rule, x, c);
-    V distance = V(Real(rule.diagonal(r.first + c.begin) - j)) + Simd::iota();
-    for (index_t n = c.begin; n < c.end; n += W, distance = distance + V(Real(W))) {
-      const V capped = Simd::load(x + n);
-      V score = rule.logit_of_capped(capped, distance);
-      if (addend) score = score + (per_query ? Simd::load(addend + n) : shared);
-      // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
-      V p = exp2(vmin(V(Real(0)), score - Simd::load(lse + n)));
-      V dp = Simd::load(y + n);
-      if (dropout.active) dp = Simd::keep_where(dp, kept, n) * V(Real(dropout.keep_scale));
-      V ds = p * (dp - Simd::load(delta + n));
-      if (rule.has_softcap()) ds = ds * (V(Real(1)) - capped * capped);
-      if (dropout.active) p = Simd::keep_where(p, kept, n);
-      Simd::store(x + n, p);
-      Simd::store(y + n, ds);
-    }
-    const Range seen = rule.visible_queries(j);
-    const index_t begin = min_of(max_of(seen.begin - r.first, c.begin), c.end);
-    const index_t end = max_of(min_of(seen.end - r.first, c.end), begin);
-    const index_t inner = min_of(round_up(begin, W), c.end), inner_end = max_of(end / W * W, inner);
-    const auto clear = [&](index_t from, index_t to) {
-      for (index_t n = from; n < to; n += W) {
-        const V query = V(Real(n)) + Simd::iota(), zero = V(Real(0));
-        for (Real* row : {x, y})
-          Simd::store(row + n, select_less(query, V(Real(begin)), zero,
-                                           select_less(query, V(Real(end)), Simd::load(row + n), zero)));
-      }
-    };
-    clear(c.begin, inner);
-    clear(inner_end, c.end);
-  }
-
-  void to_multiplicands(index_t n, Range c, const Scratch& s) const {
-    const index_t ld = tiles_.queries;
-    for (index_t i = c.begin; i < c.end; i += W) {
-      V ds[kRows];
-      for (index_t t = 0; t < kRows; ++t) {
-        ds[t] = Simd::load(s.dp + t * ld + i);
-        if constexpr (!kInPlace) {
-          Format::store(s.p_rows + t * ld + i, Simd::load(s.scores + t * ld + i));
-          Format::store(s.ds_rows + t * ld + i, ds[t]);
-        }
-      }
-      score_gradients(s).store(n, i, ds);
-    }
   }
 
   // The first to add finds rows that nobody has cleared.
@@ -383,6 +319,7 @@ class Backward {
   const Units units_;
   const Addend<Target> addend_;
   const Tiles tiles_;
+  const BackwardGradients<Target> gradients_;
   const index_t depth_, v_depth_, stride_, v_stride_;
   const index_t query_blocks_, key_blocks_, block_bytes_;
 };

@@ -65,20 +65,24 @@ struct Bf16Pairs {
   // Not to the last place, which bf16 does not show; the LSE, which is fp32, stays within its tolerance.
   static FA_INLINE V tanh_of_product(V x, V factor) { return tanh_by_exp2(x, factor); }
   // Lane by lane the pair (x, y): two rows of a matrix as k-steps of its transpose.
-  static FA_INLINE void store_pairs(Elem* p, V x, V y) {
-    const __m512i low = _mm512_cvtepu16_epi32(round(x)), high = _mm512_cvtepu16_epi32(round(y));
-    _mm512_storeu_si512(p, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-  }
+  static FA_INLINE void store_pairs(Elem* p, V x, V y) { _mm512_storeu_si512(p, pairs(round(x), round(y))); }
   // A pair is one word; Avx512Simd::transpose moves words and never reads their value.
   static FA_INLINE void transpose(const Elem* in, index_t in_stride, Elem* out, index_t out_stride) {
     Avx512Simd::transpose(reinterpret_cast<const float*>(in), in_stride / 2, reinterpret_cast<float*>(out),
                           out_stride / 2);
   }
   static FA_INLINE void gather_step(const Elem* in, index_t stride, Elem* out) {
-    const auto words = [](const Elem* p) {
-      return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    };
-    _mm512_storeu_si512(out, _mm512_or_si512(words(in), _mm512_slli_epi32(words(in + stride), 16)));
+    const auto row = [](const Elem* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); };
+    _mm512_storeu_si512(out, pairs(row(in), row(in + stride)));
+  }
+
+ private:
+  // x[0], y[0], x[1], y[1], ...
+  static FA_INLINE __m512i pairs(__m256i x, __m256i y) {
+    alignas(64) static constexpr std::uint16_t kOrder[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
+                                                             37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+                                                             11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    return _mm512_permutex2var_epi16(_mm512_castsi256_si512(x), _mm512_load_si512(kOrder), _mm512_castsi256_si512(y));
   }
 };
 #endif

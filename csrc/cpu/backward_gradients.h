@@ -1,0 +1,118 @@
+// The element-wise part of a backward strip: from S^T and dP^T, fresh from the products, to P^T and dS^T.
+#pragma once
+
+#include "cpu/backward_block.h"
+#include "cpu/capped_scores.h"
+#include "cpu/dropout_bits.h"
+#include "cpu/exponentials.h"
+#include "cpu/score_gradients.h"
+#include "cpu/score_tables.h"
+
+namespace flash_attn::cpu {
+
+template <class Target>
+class BackwardGradients {
+  using Elem = typename Target::Elem;
+  using Real = typename Target::Real;
+  using Simd = typename Target::Simd;
+  using V = typename Simd::V;
+  using Format = typename Target::Format;
+  using Scratch = BackwardScratch<Target>;
+  static constexpr index_t W = Simd::W, kRows = Target::kRows, kAbreast = kRowsAbreast<Target>;
+
+ public:
+  BackwardGradients(const Problem& p, const Addend<Target>& addend, Tiles tiles)
+      : p_(p), addend_(addend), tiles_(tiles) {}
+
+  // What one strip works on.
+  struct Strip {
+    const ScoreRule<Real>& rule;
+    Range keys;      // Of the sequence; kRows at most.
+    index_t row;     // Of the first of them in the key block.
+    index_t first;   // The query of column 0.
+    Range columns;   // Queries of the query block, whole vectors.
+    const Real *lse_log2, *delta;  // Of the query block.
+  };
+
+  // s.scores holds q.k and s.dp dout.v. Writes the (dropped) probabilities and d(scale * q.k) as multiplicands: to
+  // s.p_rows and s.ds_rows, the latter also to s.ds; zeros where keys are not seen, or not there.
+  void operator()(const Strip& strip, const Scratch& s) const {
+    const ScoreRule<Real>& rule = strip.rule;
+    const Range c = strip.columns;
+    Edges edges;
+    Range inner = c;  // Queries that see all keys.
+    for (index_t t = 0; t < kRows; ++t) {
+      const index_t key = strip.keys.begin + t;
+      const Range seen = key < strip.keys.end ? rule.visible_queries(key) : Range{strip.first, strip.first};
+      edges.begin[t] = Real(seen.begin - strip.first), edges.end[t] = Real(seen.end - strip.first);
+      inner = {max_of(inner.begin, seen.begin - strip.first), min_of(inner.end, seen.end - strip.first)};
+      cap_scores<Target>(rule, s.scores + t * tiles_.queries, c);
+    }
+    const index_t begin = min_of(round_up(inner.begin, W), c.end), end = max_of(inner.end / W * W, begin);
+    const auto all = [&](auto plain) {
+      walk(strip, {c.begin, begin}, &edges, s, plain);
+      walk(strip, {begin, end}, std::nullptr_t(), s, plain);
+      walk(strip, {end, c.end}, &edges, s, plain);
+    };
+    if (p_.dropout.active || addend_.columns_given() || rule.has_softcap() || rule.has_alibi())
+      all(std::false_type());
+    else
+      all(std::true_type());
+  }
+
+ private:
+  // Row t is seen by queries from column begin[t] to end[t].
+  struct Edges {
+    Real begin[kRows], end[kRows];
+  };
+
+  // Rows side by side: one alone would wait for its own results. Plain: scores are products times a factor. Edges: none
+  // where all is seen.
+  template <class EdgesOrNone, class Plain>
+  void walk(const Strip& strip, Range columns, EdgesOrNone edges, const Scratch& s, Plain plain) const {
+    const ScoreRule<Real> rule = strip.rule;  // Copies, which no store can change.
+    const DropoutRule dropout = p_.dropout;
+    const Real *const lse = strip.lse_log2, *const delta = strip.delta;
+    const index_t ld = tiles_.queries, row_addend = addend_.columns_differ() ? ld : 1;
+    const bool added = addend_.columns_given(), per_query = addend_.columns_differ();
+    for (index_t i = columns.begin; i < columns.end; i += W) {
+      const V query = V(Real(i)) + Simd::iota(), zero = V(Real(0));
+      V ds[kRows];
+      const auto row = [&](index_t t) {
+        const V capped = Simd::load(s.scores + t * ld + i);
+        V score = capped * V(rule.factor()), dp = Simd::load(s.dp + t * ld + i);
+        if constexpr (!plain) {
+          const V distance = query + V(Real(rule.diagonal(strip.first) - strip.keys.begin - t));
+          score = rule.logit_of_capped(capped, distance);
+          if (added) {
+            const Real* const addend = s.addend + (strip.row + t) * row_addend;
+            score = score + (per_query ? Simd::load(addend + i) : V(*addend));
+          }
+        }
+        // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
+        V p = exp2(vmin(zero, score - Simd::load(lse + i)));
+        const std::uint8_t* const kept = s.dropout + (strip.row + t) * ld / 8;
+        if (!plain && dropout.active) dp = Simd::keep_where(dp, kept, i) * V(Real(dropout.keep_scale));
+        ds[t] = p * (dp - Simd::load(delta + i));
+        if (!plain && rule.has_softcap()) ds[t] = ds[t] * (V(Real(1)) - capped * capped);
+        if (!plain && dropout.active) p = Simd::keep_where(p, kept, i);
+        if constexpr (!std::is_null_pointer_v<EdgesOrNone>) {
+          const V begin = V(edges->begin[t]), end = V(edges->end[t]);
+          p = select_less(query, begin, zero, select_less(query, end, p, zero));
+          ds[t] = select_less(query, begin, zero, select_less(query, end, ds[t], zero));
+        }
+        Format::store(s.p_rows + t * ld + i, p);
+        Format::store(s.ds_rows + t * ld + i, ds[t]);
+      };
+      for (index_t t = 0; t < kRows; t += kAbreast)
+        each_part([&](auto part) { row(t + part); }, std::make_integer_sequence<int, kAbreast>());
+      ScoreGradients<Target>(s.ds, tiles_.keys, ld).store(strip.row, i, ds);
+    }
+  }
+
+  const Problem& p_;
+  const Addend<Target>& addend_;
+  const Tiles tiles_;
+};
+
+}  // namespace flash_attn::cpu
