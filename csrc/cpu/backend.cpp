@@ -140,19 +140,17 @@ const Kernels& longest_forward_kernels(const Problem& p, const Kernels& kernels,
 
 // The tiles of the longest sequence, with the reason where its rows per key head are few.
 Tiles forward_tiles_of(const Problem& p, const Kernels& kernels, std::vector<std::string>& reasons) {
-  Tiles tiles = forward_tiles(p.D, p.Dv, kernels.elem_size, kernels.strip_rows);
   const index_t rows = p.Sq * p.group();
-  if (rows > kernels.in_place_rows) return tiles;
+  const Approach approach = rows > kernels.in_place_rows ? Approach::packed
+                            : rows > kernels.direct_rows ? Approach::in_place
+                                                         : Approach::direct;
+  Tiles tiles = forward_tiles(approach, p.D, p.Dv, kernels.elem_size, kernels.strip_rows);
+  if (approach == Approach::packed) return tiles;
   tiles.queries = rows;
-  std::string why = std::to_string(rows) + " rows per key head (queries times query heads of a group): ";
-  if (rows <= kernels.direct_rows) {
-    tiles.keys = min_of(tiles.keys, kDirectKeys);
-    why += "rows of K and V are read where they are";
-  } else {
-    tiles.keys = min_of(tiles.keys, kInPlaceKeys);
-    why += "key blocks are packed as they are used";
-  }
-  reasons.push_back(why + ", in ranges of keys that are merged");
+  reasons.push_back(std::to_string(rows) + " rows per key head (queries times query heads of a group): " +
+                    (approach == Approach::direct ? "rows of K and V are read where they are"
+                                                  : "key blocks are packed as they are used") +
+                    ", in ranges of keys that are merged");
   return tiles;
 }
 

@@ -27,10 +27,10 @@ class BackwardGradients {
   // What one strip works on.
   struct Strip {
     const ScoreRule<Real>& rule;
-    Range keys;      // Of the sequence; kRows at most.
-    index_t row;     // Of the first of them in the key block.
-    index_t first;   // The query of column 0.
-    Range columns;   // Queries of the query block, whole vectors.
+    Range keys;                    // Of the sequence; kRows at most.
+    index_t row;                   // Of the first of them in the key block.
+    index_t first;                 // The query of column 0.
+    Range columns;                 // Queries of the query block, whole vectors.
     const Real *lse_log2, *delta;  // Of the query block.
   };
 

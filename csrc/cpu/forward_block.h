@@ -13,12 +13,6 @@
 
 namespace flash_attn::cpu {
 
-// How K and V reach the products, by the rows that meet them per key head.
-//   packed    many rows: K and V of all units are packed first, for every query block to use
-//   in_place  few: who needs a key block packs it, and all query heads of the group meet it
-//   direct    very few, as in decoding: rows of K and V are read where they are, nothing is packed
-enum class Approach { packed, in_place, direct };
-
 // Rows per key head up to which a strip as high as tiles would be half empty at best: rows of K and V are better read
 // where they are, by vectors.
 inline constexpr index_t kTooFewForTiles = 16;
@@ -131,9 +125,7 @@ struct ForwardPlan {
         key_blocks(ceil_div(units.longest_k(), tiles.keys)) {}
 
   Tiles tiles_for(int threads) const {
-    Tiles t = forward_tiles(p.D, p.Dv, sizeof(Elem), kRows);
-    if (approach != Approach::packed)
-      t.keys = min_of(t.keys, approach == Approach::direct ? kDirectKeys : kInPlaceKeys);
+    Tiles t = forward_tiles(approach, p.D, p.Dv, sizeof(Elem), kRows);
     t.keys = min_of(t.keys, round_up(max_of<index_t>(units.longest_k(), 1), kKeyAlign));
     if (approach != Approach::packed) return {max_of<index_t>(1, p.group() * units.longest_q()), t.keys};
     // Smaller blocks when there would be too few tasks for the threads: a row's result does not depend on its

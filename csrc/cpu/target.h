@@ -52,6 +52,12 @@ using EmulatedAmxBf16 = Target<Avx512Simd, Bf16Pairs, kTileBlock, 2, EmulatedTil
 using AmxBf16 = Target<Avx512Simd, Bf16Pairs, kTileBlock, 2, AmxTiles>;
 #endif
 
+// How K and V reach the forward pass's products, by the rows that meet them per key head.
+//   packed    many rows: K and V of a unit are packed once, for every query block to use
+//   in_place  few: who needs a key block packs it, and all query heads of the group meet it
+//   direct    very few, as in decoding: rows of K and V are read where they are, nothing is packed
+enum class Approach { packed, in_place, direct };
+
 // Tile sizes of a problem. They may change speed and the order of sums, and depend on the shape alone.
 struct Tiles {
   index_t queries, keys;
@@ -73,10 +79,10 @@ inline constexpr index_t kDirectKeys = 128;
 // Rows of K or V up to which memory is asked for before its turn, counted from the tile in work.
 inline constexpr index_t kRowsAhead = 128;
 
-FA_INLINE Tiles forward_tiles(index_t D, index_t Dv, index_t elem_size, index_t strip_rows) {
+FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t elem_size, index_t strip_rows) {
   const index_t keys = (index_t(512) << 10) / ((D + Dv) * elem_size) / kKeyAlign * kKeyAlign;
+  index_t longest = approach == Approach::direct ? kDirectKeys : approach == Approach::in_place ? kInPlaceKeys : 2048;
   // A strip's scores fit in L1, if just so: each block costs a strip some reductions and waiting for them.
-  index_t longest = 2048;
   while (longest * strip_rows > 8192) longest /= 2;
   return {kQueryAlign, max_of<index_t>(128, min_of(keys, longest))};
 }
