@@ -49,15 +49,18 @@ class BackwardGradients {
       cap_scores<Target>(rule, s.scores + t * tiles_.queries, c);
     }
     const index_t begin = min_of(round_up(inner.begin, W), c.end), end = max_of(inner.end / W * W, begin);
-    const auto all = [&](auto plain) {
-      walk(strip, {c.begin, begin}, &edges, s, plain);
-      walk(strip, {begin, end}, std::nullptr_t(), s, plain);
-      walk(strip, {end, c.end}, &edges, s, plain);
+    const auto all = [&](auto added, auto more) {
+      walk(strip, {c.begin, begin}, &edges, s, added, more);
+      walk(strip, {begin, end}, std::nullptr_t(), s, added, more);
+      walk(strip, {end, c.end}, &edges, s, added, more);
     };
-    if (p_.dropout.active || addend_.columns_given() || rule.has_softcap() || rule.has_alibi())
-      all(std::false_type());
+    const bool added = addend_.columns_given();
+    if (p_.dropout.active || rule.has_softcap() || rule.has_alibi())
+      all(added, std::true_type());
+    else if (added)
+      all(std::true_type(), std::false_type());
     else
-      all(std::true_type());
+      all(std::false_type(), std::false_type());
   }
 
  private:
@@ -66,36 +69,34 @@ class BackwardGradients {
     Real begin[kRows], end[kRows];
   };
 
-  // Rows side by side: one alone would wait for its own results. Plain: scores are products times a factor. Edges: none
-  // where all is seen.
-  template <class EdgesOrNone, class Plain>
-  void walk(const Strip& strip, Range columns, EdgesOrNone edges, const Scratch& s, Plain plain) const {
+  // Rows side by side: one alone would wait for its own results. Edges: none where all is seen. Added: whether there is
+  // an addend. More: whether scores may be more than products times a factor. What is known here needs no branch below.
+  template <class EdgesOrNone, class Added, class More>
+  void walk(const Strip& strip, Range columns, EdgesOrNone edges, const Scratch& s, Added added, More more) const {
     const ScoreRule<Real> rule = strip.rule;  // Copies, which no store can change.
     const DropoutRule dropout = p_.dropout;
     const Real *const lse = strip.lse_log2, *const delta = strip.delta;
     const index_t ld = tiles_.queries, row_addend = addend_.columns_differ() ? ld : 1;
-    const bool added = addend_.columns_given(), per_query = addend_.columns_differ();
+    const bool per_query = addend_.columns_differ();
     for (index_t i = columns.begin; i < columns.end; i += W) {
       const V query = V(Real(i)) + Simd::iota(), zero = V(Real(0));
       V ds[kRows];
       const auto row = [&](index_t t) {
         const V capped = Simd::load(s.scores + t * ld + i);
         V score = capped * V(rule.factor()), dp = Simd::load(s.dp + t * ld + i);
-        if constexpr (!plain) {
-          const V distance = query + V(Real(rule.diagonal(strip.first) - strip.keys.begin - t));
-          score = rule.logit_of_capped(capped, distance);
-          if (added) {
-            const Real* const addend = s.addend + (strip.row + t) * row_addend;
-            score = score + (per_query ? Simd::load(addend + i) : V(*addend));
-          }
+        if (more)
+          score = rule.logit_of_capped(capped, query + V(Real(rule.diagonal(strip.first) - strip.keys.begin - t)));
+        if (added) {
+          const Real* const addend = s.addend + (strip.row + t) * row_addend;
+          score = score + (per_query ? Simd::load(addend + i) : V(*addend));
         }
         // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
         V p = exp2(vmin(zero, score - Simd::load(lse + i)));
         const std::uint8_t* const kept = s.dropout + (strip.row + t) * ld / 8;
-        if (!plain && dropout.active) dp = Simd::keep_where(dp, kept, i) * V(Real(dropout.keep_scale));
+        if (more && dropout.active) dp = Simd::keep_where(dp, kept, i) * V(Real(dropout.keep_scale));
         ds[t] = p * (dp - Simd::load(delta + i));
-        if (!plain && rule.has_softcap()) ds[t] = ds[t] * (V(Real(1)) - capped * capped);
-        if (!plain && dropout.active) p = Simd::keep_where(p, kept, i);
+        if (more && rule.has_softcap()) ds[t] = ds[t] * (V(Real(1)) - capped * capped);
+        if (more && dropout.active) p = Simd::keep_where(p, kept, i);
         if constexpr (!std::is_null_pointer_v<EdgesOrNone>) {
           const V begin = V(edges->begin[t]), end = V(edges->end[t]);
           p = select_less(query, begin, zero, select_less(query, end, p, zero));
