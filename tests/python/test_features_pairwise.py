@@ -40,7 +40,10 @@ def test_every_pair_is_there():
 
 
 def test_blocks_are_spanned():
-    """The lengths of the grids have three key blocks (those of VARLEN_LENGTHS two where D < 128) and two query blocks, by `explain`'s tiles."""
+    """Some lengths of each grid have two query blocks and two or three key blocks, by `explain`'s tiles.
+
+    The dense ones have three for every head dim, those of VARLEN_LENGTHS for D >= 128.
+    """
     assert any(Sq > 256 and Sk > 4096 for Sq, Sk in cases.DENSE_LENGTHS["wide"])
     for pairs in (*cases.DENSE_LENGTHS.values(), *cases.VARLEN_LENGTHS.values()):
         assert any(Sq > 256 and Sk > 2048 for Sq, Sk in pairs) or any(Sq > 2048 for Sq, _ in pairs)
