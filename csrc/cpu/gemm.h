@@ -212,20 +212,33 @@ struct Panels {
   FA_INLINE bool lends() const { return Target::kPanelVectors >= 3 && columns > kPanel && columns % kPanel == W; }
 };
 
+// A function of its own where work runs beside the products: as a part of its caller, or of one with other widths, the
+// compiler (GCC 12) finds too few registers for it and spills inside the loop.
+template <class Target, int N, bool Accumulate, class Beside>
+FA_NOINLINE void multiply_panel_apart(index_t from, index_t to, StripA<typename Target::Elem> a,
+                                      const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
+                                      index_t c_stride, Beside& beside) {
+  multiply_panel<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
+}
+
 template <class Target, bool Accumulate, class Beside = NothingBeside>
 FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, StripA<typename Target::Elem> a,
                                  const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
                                  index_t c_stride, Beside&& beside = {}) {
-  switch (vectors) {
-    case 1: return multiply_panel<Target, 1, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
-    case 2: return multiply_panel<Target, 2, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
-    case 3:
-      if constexpr (Target::kPanelVectors >= 3)
-        multiply_panel<Target, 3, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
+  const auto multiply = [&](auto width) {
+    constexpr int N = width;
+    if constexpr (N > Target::kPanelVectors)
       return;
-    default:
-      if constexpr (Target::kPanelVectors >= 4)
-        multiply_panel<Target, 4, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
+    else if constexpr (std::remove_reference_t<Beside>::kParts > 0)
+      multiply_panel_apart<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
+    else
+      multiply_panel<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
+  };
+  switch (vectors) {
+    case 1: return multiply(std::integral_constant<int, 1>());
+    case 2: return multiply(std::integral_constant<int, 2>());
+    case 3: return multiply(std::integral_constant<int, 3>());
+    default: return multiply(std::integral_constant<int, 4>());
   }
 }
 
