@@ -27,9 +27,7 @@ class Backward {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
   using Simd = typename Target::Simd;
-  using V = typename Simd::V;
-  using Format = typename Target::Format;
-  static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows;
+  static constexpr index_t W = Simd::W, kStep = Target::Format::kStep, kRows = Target::kRows;
   static constexpr index_t kDepth = Target::kDepth, kWidth = Target::kWidth, kCut = kDepthCut<Target>;
   using QueryBlock = BackwardBlock<Target>;
   using Scratch = BackwardScratch<Target>;

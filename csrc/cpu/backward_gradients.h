@@ -99,8 +99,8 @@ class BackwardGradients {
         if (more && dropout.active) p = Simd::keep_where(p, kept, i);
         if constexpr (!std::is_null_pointer_v<EdgesOrNone>) {
           const V begin = V(edges->begin[t]), end = V(edges->end[t]);
-          p = select_less(query, begin, zero, select_less(query, end, p, zero));
-          ds[t] = select_less(query, begin, zero, select_less(query, end, ds[t], zero));
+          p = select_between(query, begin, end, p, zero);
+          ds[t] = select_between(query, begin, end, ds[t], zero);
         }
         Format::store(s.p_rows + t * ld + i, p);
         Format::store(s.ds_rows + t * ld + i, ds[t]);

@@ -9,6 +9,9 @@
 // is read in its order (forward_direct.h).
 #pragma once
 
+#include <atomic>
+#include <new>
+
 #include "cpu/forward_direct.h"
 #include "cpu/on_demand.h"
 #include "cpu/slots.h"
@@ -52,55 +55,55 @@ class Forward {
     index_t slot;
     std::atomic<index_t> tasks_left;
   };
-  // The memory that slots are of.
+  // What the tasks of a wave share.
   struct PackedMemory {
-    Slots& slots;
-    Elem* keys;       // slots x unit_elems
-    OnDemand* parts;  // slots x parts
-    index_t unit_elems, unit_parts;
+    Elem* keys;         // slots x unit_elems
+    OnDemand* parts;    // slots x unit_parts
+    PackedUnit* units;  // units of a wave
+    index_t unit_elems, unit_parts, bytes;
   };
+  PackedMemory carve_packed(char* base, index_t slots, index_t wave) const {
+    Carver c(base);
+    PackedMemory m{};
+    m.unit_elems = plan_.packed.block_elems(), m.unit_parts = ceil_div(units_.longest_k(), kPackedKeys);
+    m.keys = c.take<Elem>(slots * m.unit_elems);
+    m.parts = c.take<OnDemand>(slots * m.unit_parts);
+    m.units = c.take<PackedUnit>(wave);
+    m.bytes = c.used();
+    return m;
+  }
 
   void run_packed() {
-    const index_t unit_elems = plan_.packed.block_elems(), unit_parts = ceil_div(units_.longest_k(), kPackedKeys);
-    const index_t unit_bytes = unit_elems * index_t(sizeof(Elem));
+    const index_t unit_bytes = plan_.packed.block_elems() * index_t(sizeof(Elem));
     const index_t per_unit = p_.group() * plan_.query_blocks, threads = executor_.num_threads;
     // Workers on units of their own hold that one each and another that they help with, whatever the number of units.
     const bool own = units_.count() >= threads && Units::quick_to_allocate(2 * threads * unit_bytes);
     const index_t wave = own ? units_.count() : units_.wave(unit_bytes, per_unit, threads);
     const index_t held = own ? min_of(wave, 2 * threads) : wave;
     const int workers = worker_count(executor_, wave * per_unit);
-    const auto carve = [&](Carver c, Elem*& keys, OnDemand*& parts, PackedUnit*& state) {
-      keys = c.take<Elem>(held * unit_elems);
-      parts = c.take<OnDemand>(held * unit_parts);
-      state = c.take<PackedUnit>(wave);
-      return c.used();
-    };
-    Elem* keys;
-    OnDemand* parts;
-    PackedUnit* states;
-    const index_t shared_bytes = carve(Carver(), keys, parts, states), scratch_bytes = plan_.carve(nullptr, 1).bytes;
+    const index_t shared_bytes = carve_packed(nullptr, held, wave).bytes, scratch_bytes = plan_.carve(nullptr, 1).bytes;
     const Workspace memory(shared_bytes + workers * scratch_bytes);
-    carve(Carver(memory.data()), keys, parts, states);
+    const PackedMemory packed = carve_packed(memory.data(), held, wave);
     Slots slots(held, workers);
-    const PackedMemory packed{slots, keys, parts, unit_elems, unit_parts};
 
     for (index_t first = 0; first < units_.count(); first += wave) {
       const index_t n = min_of(wave, units_.count() - first);
-      for (index_t i = 0; i < n; ++i) (new (states + i) PackedUnit)->tasks_left.store(per_unit);
+      for (index_t i = 0; i < n; ++i) (new (packed.units + i) PackedUnit)->tasks_left.store(per_unit);
       // Late query blocks see most keys under a causal mask: they go first, so that no thread ends on a long one.
       parallel_for_groups(executor_, own ? n : n * per_unit, own ? per_unit : 1, [&](index_t task, int worker) {
         const index_t unit = task / per_unit, g = task % per_unit / plan_.query_blocks;
         const Scratch s = plan_.carve(memory.data() + shared_bytes + worker * scratch_bytes, 1);
         Block& block = begin(first + unit, g, plan_.query_blocks - 1 - task % plan_.query_blocks, s);
-        attend_packed(block, packed, states[unit], worker, s);
+        attend_packed(block, packed, packed.units[unit], slots, worker, s);
       });
     }
   }
 
-  void attend_packed(Block& block, const PackedMemory& packed, PackedUnit& unit, int worker, const Scratch& s) const {
+  void attend_packed(Block& block, const PackedMemory& packed, PackedUnit& unit, Slots& slots, int worker,
+                     const Scratch& s) const {
     [[maybe_unused]] const typename Target::Tiles::Session session;
     unit.memory.begin([&] {
-      unit.slot = packed.slots.take(worker);
+      unit.slot = slots.take(worker);
       OnDemand* const parts = packed.parts + unit.slot * packed.unit_parts;
       for (index_t n = 0; n < packed.unit_parts; ++n) new (parts + n) OnDemand;
     });
@@ -112,7 +115,7 @@ class Forward {
       finish(block, s);
       if (f_.s_dmask) strips_.write_dmask(block, s);
     }
-    if (unit.tasks_left.fetch_sub(1) == 1) packed.slots.give(unit.slot, worker);
+    if (unit.tasks_left.fetch_sub(1) == 1) slots.give(unit.slot, worker);
   }
 
   // The ranges of keys depend on lengths and num_splits alone, so results do not depend on threads or on other

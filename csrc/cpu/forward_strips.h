@@ -170,7 +170,7 @@ class ForwardStrips {
           Real* const at = x + t * tiles_.keys + n;
           V score = Simd::load(at);
           if (!all) {
-            score = select_less(column, begin[t], hidden, select_less(column, end[t], score, hidden));
+            score = select_between(column, begin[t], end[t], score, hidden);
             Simd::store(at, score);
           }
           top[t] = vmax(top[t], score);
@@ -278,8 +278,7 @@ class ForwardStrips {
       const V hidden = V(-kInfinity);
       for (index_t n = from; n < to; n += W) {
         const V column = V(Real(n)) + Simd::iota();
-        const V score =
-            select_less(column, V(Real(begin)), hidden, select_less(column, V(Real(end)), Simd::load(x + n), hidden));
+        const V score = select_between(column, V(Real(begin)), V(Real(end)), Simd::load(x + n), hidden);
         Simd::store(x + n, score);
         top = vmax(top, score);
       }

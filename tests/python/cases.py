@@ -169,7 +169,8 @@ def covering(factors: Dict[str, Sequence], allowed: Callable[[Row], bool] = lamb
 
 HEADS = {"one": (1, 1), "mha": (2, 2), "gqa": (6, 2), "mqa": (3, 1)}
 
-# Sq, Sk of each sequence; three key blocks and two query blocks in at least one of them, or many of either.
+# Sq, Sk of each sequence; two query blocks and three key blocks (two where D < 128, but in "wide") in at least one of
+# them, or many of either.
 DENSE_LENGTHS = {"wide": ((270, 4180),) * 2, "tall": ((2100, 67),) * 2, "square": ((2060, 2060),)}
 VARLEN_LENGTHS = {
     "ragged": ((270, 2100), (1, 1), (130, 40), (5, 129)),

@@ -75,6 +75,26 @@ def test_slice(case, isa):
     harness.check(case)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("window, rising", [((-1, 0), True), ((130, 5), True), ((130, 5), False)], ids=str)
+def test_what_is_hidden_is_not_among_the_maxima(window, rising, dtype, isa):
+    """Next to the greatest score that a row sees a hidden one is greater by 128: as maximum it would leave zeros."""
+    n, t = 300, harness.TORCH_DTYPES[dtype]
+    rank = torch.arange(n) if rising else torch.arange(n).flip(0)
+    q, k = torch.zeros(1, n, 2, 16), torch.zeros(1, n, 2, 16)
+    q[..., 0], q[..., 1] = 4096.0, 128.0  # The score of key j is 128 rank[j], exactly, in every dtype.
+    k[0, :, :, 0], k[0, :, :, 1] = (rank // 32)[:, None].float(), (rank % 32)[:, None].float()
+    v = torch.randn(1, n, 2, 16).to(t)
+    out, lse, _ = flash_attn.flash_attn_func(
+        q.to(t), k.to(t), v, softmax_scale=1.0, window_size=window, return_attn_probs=True
+    )
+    i = torch.arange(n)
+    greatest = (i + window[1]).clamp(max=n - 1) if rising else (i - window[0]).clamp(min=0)
+    atol = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3}[dtype]
+    torch.testing.assert_close(out, v[:, greatest], rtol=atol, atol=atol)
+    torch.testing.assert_close(lse, 128.0 * rank[greatest].float().expand(1, 2, n), rtol=1e-6, atol=1e-2)
+
+
 @with_tiles
 @pytest.mark.parametrize("case", [c.param() for c in TILES])
 def test_tiles(case, isa):

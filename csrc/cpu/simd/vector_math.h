@@ -73,6 +73,12 @@ FA_INLINE V tanh_rational(V x) {
   return fma(x, select_less(z, one, z * n, p) / q, select_less(z, one, x, V(0.0f)));
 }
 
+// inside where begin <= x < end, else outside.
+template <class V>
+FA_INLINE V select_between(V x, V begin, V end, V inside, V outside) {
+  return select_less(x, begin, outside, select_less(x, end, inside, outside));
+}
+
 // tanh(x * factor) = 1 - 1 / (1/2 + 2^y), y = 2 log2(e) x factor - 1: within 2e-7, so that what is small keeps few
 // digits, but with two thirds of the operations of tanh_rational. V provides exp2_remainder(y), what rounding to a
 // multiple of 1 / V::kExp2Entries takes away, 0 for infinities; and clamp_by_bits(t, low, high), positive bounds, which
