@@ -11,7 +11,7 @@ inline constexpr int kRowsAbreast = Target::kRows % 4 == 0 ? 4 : 2;
 
 // exp2 over N rows of scores, stride apart. What is kept of a probability makes P, all of it makes the sum. Vector by
 // vector and row by row, so that it can run beside a product (gemm.h).
-template <class Target, int N>
+template <class Target, int N, class Stride = index_t>
 struct Exponentials {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
@@ -23,10 +23,17 @@ struct Exponentials {
 
   const Real* x;
   Elem* probabilities;
-  index_t stride, left;        // Vectors of a row that have not had their turn.
+  Stride stride;               // From row to row.
+  index_t left;                // Vectors of a row that have not had their turn.
   const Real *factor, *shift;  // exp2 is of x * factor + shift; they stay in memory, registers are short there.
   V sum[N];
 
+  // The same where the stride is known to the compiler.
+  template <class Other>
+  explicit Exponentials(const Exponentials<Target, N, Other>& e)
+      : x(e.x), probabilities(e.probabilities), stride{}, left(e.left), factor(e.factor), shift(e.shift) {
+    for (int t = 0; t < N; ++t) sum[t] = e.sum[t];
+  }
   Exponentials(const Real* scores, Elem* p, index_t vectors, index_t row_stride, const Real* factors,
                const Real* shifts)
       : x(scores), probabilities(p), stride(row_stride), left(vectors), factor(factors), shift(shifts) {

@@ -150,7 +150,7 @@ struct ForwardPlan {
     s.staging = c.take<Elem>(direct ? 0 : packed.staging_elems());
     s.packed = c.take<Elem>(approach == Approach::in_place ? packed.block_elems() : 0);
     s.stream = c.take<const void*>(direct ? 2 * tiles.keys + kRowsAhead : 0);
-    const index_t scores = (direct ? queries : kRows) * tiles.keys;
+    const index_t scores = (direct ? queries : kRows) * score_stride();
     s.scores = c.take<Real>(scores);
     s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(scores);
     s.columns = c.take<Columns>(direct ? queries / kRows : 0);
@@ -187,6 +187,8 @@ struct ForwardPlan {
     return part;
   }
 
+  // From a row of scores, or probabilities, to the next.
+  FA_INLINE index_t score_stride() const { return approach == Approach::direct ? tiles.keys : ScorePitch<Target>(); }
   FA_INLINE index_t dropout_stride() const { return round_up(tiles.keys, 256) / 8; }  // bytes
 
   // Keys of the block that begins at key `origin`; none or fewer past the end of a sequence.

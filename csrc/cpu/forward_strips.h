@@ -21,13 +21,14 @@ class ForwardStrips {
   static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows, kWidth = Target::kWidth;
   static constexpr index_t kCut = kDepthCut<Target>;
   static constexpr int kAbreast = kRowsAbreast<Target>;
+  using FixedStep = std::integral_constant<index_t, kStep>;
   // Whether the registers hold exp2 beside the accumulators of a product.
   static constexpr bool kOverlaps = W == 16 && kRows == kAbreast;
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
  public:
   explicit ForwardStrips(const ForwardPlan<Target>& plan)
-      : plan_(plan), f_(plan.f), p_(plan.p), addend_(plan.addend), tiles_(plan.tiles), plain_(is_plain(plan)) {}
+      : plan_(plan), f_(plan.f), p_(plan.p), addend_(plan.addend), tiles_(plan.tiles), stride_(plan.score_stride()), plain_(is_plain(plan)) {}
 
   // All rows of a block against key blocks from key keys.begin to keys.end, as far as they see any.
   void attend(const Block& block, Range keys, const Scratch& s) const {
@@ -49,7 +50,7 @@ class ForwardStrips {
         Columns c{};
         if (!columns(block, origin, {r, r + rows}, c)) continue;
         scores(block, r, c, s);
-        for (index_t n = 0; n < rows; ++n) write_dmask_row(block, r + n, c, s.scores + n * tiles_.keys, s);
+        for (index_t n = 0; n < rows; ++n) write_dmask_row(block, r + n, c, s.scores + n * stride_, s);
       }
     }
   }
@@ -95,7 +96,7 @@ class ForwardStrips {
     index_t n = 0;
     for (; n + kAbreast <= rows; n += kAbreast) softmax<kAbreast>(block, r, n, c, s);
     for (; n < rows; ++n) softmax<1>(block, r, n, c, s);
-    for (; n < kRows; ++n) fill(s.probabilities + n * tiles_.keys, c.begin, c.end, Elem{});
+    for (; n < kRows; ++n) fill(s.probabilities + n * stride_, c.begin, c.end, Elem{});
   }
 
  private:
@@ -132,7 +133,7 @@ class ForwardStrips {
     const Elem* const rows = s.rows + r * plan_.q_stride;
     const index_t at = packed_origin(c);
     multiply_strip<Target, false>({rows, plan_.q_stride, kStep}, plan_.packed.k(block.packed, packed_keys(block, c)), 0,
-                                  plan_.packed.depth(), at + c.begin, at + c.end, s.scores + c.begin, tiles_.keys);
+                                  plan_.packed.depth(), at + c.begin, at + c.end, s.scores + c.begin, stride_);
   }
 
   // The maxima of a strip's rows, lane by lane, from products on their way to memory.
@@ -148,7 +149,7 @@ class ForwardStrips {
     for (V& top : maxima.top) top = V(-kInfinity);
     Range packed{at + watched.begin, at + watched.end};
     multiply_watched<Target, false>({rows, plan_.q_stride, kStep}, plan_.packed.k(block.packed, packed_keys(block, c)),
-                                    0, plan_.packed.depth(), at + c.begin, at + c.end, s.scores + c.begin, tiles_.keys,
+                                    0, plan_.packed.depth(), at + c.begin, at + c.end, s.scores + c.begin, stride_,
                                     packed, maxima);
     watched = {packed.begin - at, packed.end - at};
     return maxima;
@@ -167,7 +168,7 @@ class ForwardStrips {
         const bool all = c.inner.begin <= n && n < c.inner.end;
         const V column = V(Real(n)) + Simd::iota();
         for (index_t t = 0; t < kRows; ++t) {
-          Real* const at = x + t * tiles_.keys + n;
+          Real* const at = x + t * stride_ + n;
           V score = Simd::load(at);
           if (!all) {
             score = select_between(column, begin[t], end[t], score, hidden);
@@ -195,7 +196,7 @@ class ForwardStrips {
   void multiply_values(const Block& block, index_t r, const Columns& c, index_t first, const Scratch& s) const {
     const index_t at = packed_origin(c);
     multiply_strip<Target, true>(
-        {s.probabilities + c.seen.begin, tiles_.keys, kStep}, plan_.packed.v(block.packed, packed_keys(block, c)),
+        {s.probabilities + c.seen.begin, stride_, kStep}, plan_.packed.v(block.packed, packed_keys(block, c)),
         at + c.seen.begin, at + c.seen.end, first, plan_.o_stride, s.o + r * plan_.o_stride + first, plan_.o_stride);
   }
 
@@ -203,13 +204,14 @@ class ForwardStrips {
   void weigh_and_multiply(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
     constexpr index_t kSum = kStepsPerSum * kStep, kAhead = 3 * W;
     Shifts<kRows> shifts;
-    Exponentials<Target, kRows> weights = weigh_strip(block, r, c, shifts, s);
+    using Pitch = ScorePitch<Target>;
+    Exponentials<Target, kRows, Pitch> weights(weigh_strip(block, r, c, shifts, s));
     const index_t at = packed_origin(c), begin = at + c.seen.begin, end = at + c.seen.end;
     const Panels<Target> v = plan_.packed.v(block.packed, packed_keys(block, c));
     const index_t width = v.width(0);
     const auto products = [&](index_t from, index_t to, auto&& beside) {
       multiply_panel_of<Target, true>(width / W, from / kStep, to / kStep,
-                                      {s.probabilities + (from - at), tiles_.keys, kStep}, v.panel(0) + from * width,
+                                      StripA<Elem, Pitch, FixedStep>{s.probabilities + (from - at), {}, {}}, v.panel(0) + from * width,
                                       width * kStep, s.o + r * plan_.o_stride, plan_.o_stride, beside);
     };
     // The first sum may begin anywhere, the others at whole vectors.
@@ -233,7 +235,7 @@ class ForwardStrips {
     Maxima maxima = scores_and_maxima(block, r, c, watched, s);
     for (Real& factor : shifts.factor) factor = rule.factor();
     for (index_t t = 0; t < kRows && rule.has_softcap(); ++t) {
-      cap_scores<Target>(rule, s.scores + t * tiles_.keys, {c.begin, c.end});
+      cap_scores<Target>(rule, s.scores + t * stride_, {c.begin, c.end});
       maxima.top[t] = Format::tanh_of_product(maxima.top[t], V(rule.inverse_softcap));  // Capped, still the greatest.
     }
     hide(block, r, c, watched, maxima.top, s.scores);
@@ -300,7 +302,7 @@ class ForwardStrips {
   template <int N>
   FA_INLINE void search(const Real* x, Range columns, V (&top)[N]) const {
     for (index_t n = columns.begin; n < columns.end; n += W)
-      for (int t = 0; t < N; ++t) top[t] = vmax(top[t], Simd::load(x + t * tiles_.keys + n));
+      for (int t = 0; t < N; ++t) top[t] = vmax(top[t], Simd::load(x + t * stride_ + n));
   }
 
   // Rows r + n .. r + n + N - 1 of a block, which are rows n .. of the strip that begins at r: scores, maxima and
@@ -308,18 +310,18 @@ class ForwardStrips {
   template <int N>
   Exponentials<Target, N> begin_softmax(const Block& block, index_t r, index_t n, const Columns& c, Shifts<N>& shifts,
                                         const Scratch& s) const {
-    Real* const x = s.scores + n * tiles_.keys;
+    Real* const x = s.scores + n * stride_;
     V top[N];
     bool searched = !c.uniform();
     if (c.uniform()) {
       for (int t = 0; t < N; ++t) {
-        cap_scores<Target>(block.rules[0], x + t * tiles_.keys, {c.begin, c.end});
+        cap_scores<Target>(block.rules[0], x + t * stride_, {c.begin, c.end});
         shifts.factor[t] = block.rules[0].factor();
         top[t] = V(-kInfinity);
       }
     } else {
       for (int t = 0; t < N; ++t) {
-        const Scaled scaled = mask_and_transform(block, r + n + t, c, x + t * tiles_.keys, s);
+        const Scaled scaled = mask_and_transform(block, r + n + t, c, x + t * stride_, s);
         shifts.factor[t] = scaled.factor;
         top[t] = scaled.top;
         searched = searched && scaled.searched;
@@ -332,11 +334,11 @@ class ForwardStrips {
   template <int N>
   FA_INLINE Exponentials<Target, N> exponentials(index_t n, const Columns& c, const Shifts<N>& shifts,
                                                  const Scratch& s) const {
-    const index_t at = n * tiles_.keys + c.begin;
-    return {s.scores + at, s.probabilities + at, (c.end - c.begin) / W, tiles_.keys, shifts.factor, shifts.shift};
+    const index_t at = n * stride_ + c.begin;
+    return {s.scores + at, s.probabilities + at, (c.end - c.begin) / W, stride_, shifts.factor, shifts.shift};
   }
-  template <int N>
-  FA_INLINE void end_softmax(const Exponentials<Target, N>& e, index_t first, const Scratch& s) const {
+  template <int N, class Stride>
+  FA_INLINE void end_softmax(const Exponentials<Target, N, Stride>& e, index_t first, const Scratch& s) const {
     for (int t = 0; t < N; ++t) s.state[first + t].l += Simd::reduce_sum(e.sum[t]);
   }
 
@@ -393,6 +395,7 @@ class ForwardStrips {
   const Problem& p_;
   const Addend<Target>& addend_;
   const Tiles tiles_;
+  const index_t stride_;  // Of scores and probabilities.
   const bool plain_;
 };
 

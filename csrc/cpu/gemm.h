@@ -88,11 +88,12 @@ struct Bf16Pairs {
 #endif
 
 // Where the elements of A are: A[r][k-step] = data[r * row_stride + step * step_stride].
-template <class Elem>
+// Strides may be constants that the compiler knows.
+template <class Elem, class RowStride = index_t, class StepStride = index_t>
 struct StripA {
   const Elem* data;
-  index_t row_stride;
-  index_t step_stride;
+  RowStride row_stride;
+  StepStride step_stride;
 };
 
 // Steps that are summed by themselves before they join C: a running fp32 sum over a thousand keys would round more than
@@ -134,8 +135,8 @@ FA_INLINE void multiply_step(const typename Target::Elem* a, index_t row_stride,
 }
 
 // N vectors of columns of a panel whose k-steps are b_step elements apart.
-template <class Target, int N, bool Accumulate, class Beside = NothingBeside>
-FA_INLINE void multiply_panel(index_t first_step, index_t last_step, StripA<typename Target::Elem> a,
+template <class Target, int N, bool Accumulate, class A, class Beside = NothingBeside>
+FA_INLINE void multiply_panel(index_t first_step, index_t last_step, A a,
                               const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
                               index_t c_stride, Beside&& beside = {}) {
   using Simd = typename Target::Simd;
@@ -214,15 +215,15 @@ struct Panels {
 
 // A function of its own where work runs beside the products: as a part of its caller, or of one with other widths, the
 // compiler (GCC 12) finds too few registers for it and spills inside the loop.
-template <class Target, int N, bool Accumulate, class Beside>
-FA_NOINLINE void multiply_panel_apart(index_t from, index_t to, StripA<typename Target::Elem> a,
+template <class Target, int N, bool Accumulate, class A, class Beside>
+FA_NOINLINE void multiply_panel_apart(index_t from, index_t to, A a,
                                       const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
                                       index_t c_stride, Beside& beside) {
   multiply_panel<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
 }
 
-template <class Target, bool Accumulate, class Beside = NothingBeside>
-FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, StripA<typename Target::Elem> a,
+template <class Target, bool Accumulate, class A, class Beside = NothingBeside>
+FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, A a,
                                  const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
                                  index_t c_stride, Beside&& beside = {}) {
   const auto multiply = [&](auto width) {

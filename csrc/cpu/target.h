@@ -79,11 +79,24 @@ inline constexpr index_t kDirectKeys = 128;
 // Rows of K or V up to which memory is asked for before its turn, counted from the tile in work.
 inline constexpr index_t kRowsAhead = 128;
 
+// Most keys that a strip of rows meets at a time: its scores fit in L1, if just so. Each block of keys costs a strip some
+// reductions and waiting for them.
+FA_INLINE constexpr index_t most_strip_keys(index_t strip_rows) {
+  index_t keys = 2048;
+  while (keys * strip_rows > 8192) keys /= 2;
+  return keys;
+}
+
+// From a row of a strip's scores or probabilities to the next, unless direct. A constant, so that loops that read and
+// write several rows need a register for one address.
+template <class Target>
+using ScorePitch = std::integral_constant<index_t, most_strip_keys(Target::kRows)>;
+
 FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t elem_size, index_t strip_rows) {
   const index_t keys = (index_t(512) << 10) / ((D + Dv) * elem_size) / kKeyAlign * kKeyAlign;
-  index_t longest = approach == Approach::direct ? kDirectKeys : approach == Approach::in_place ? kInPlaceKeys : 2048;
-  // A strip's scores fit in L1, if just so: each block costs a strip some reductions and waiting for them.
-  while (longest * strip_rows > 8192) longest /= 2;
+  const index_t longest = approach == Approach::direct     ? kDirectKeys
+                          : approach == Approach::in_place ? min_of(kInPlaceKeys, most_strip_keys(strip_rows))
+                                                           : most_strip_keys(strip_rows);
   return {kQueryAlign, max_of<index_t>(128, min_of(keys, longest))};
 }
 
