@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "core/platform.h"
+#include "core/range.h"
 #include "core/softmax.h"
 
 namespace flash_attn {
@@ -17,12 +18,6 @@ FA_INLINE float vabs(float x) { return x < 0 ? -x : x; }
 FA_INLINE double vabs(double x) { return x < 0 ? -x : x; }
 FA_INLINE float vtanh(float x) { return std::tanh(x); }
 FA_INLINE double vtanh(double x) { return std::tanh(x); }
-
-// Half-open interval of positions.
-struct Range {
-  index_t begin, end;
-  FA_INLINE bool empty() const { return begin >= end; }
-};
 
 enum class Cover : std::uint8_t { none, some, all };
 

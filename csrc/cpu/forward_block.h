@@ -196,6 +196,16 @@ struct ForwardPlan {
     return min_of(tiles.keys, sequence.k_len - origin);
   }
 
+  // Whether the mask hides the key block at key `origin` from all rows.
+  bool hidden(const ForwardBlock<Target>& block, index_t origin) const {
+    if (!block.rules[0].mask.given()) return false;
+    const Range keys{origin, origin + keys_of(block.sequence, origin)};
+    const Range queries{block.first, block.query(block.rows - 1) + 1};
+    for (index_t n = 0; n < block.heads; ++n)
+      if (block.rules[n].cover(queries, keys) != Cover::none) return false;
+    return true;
+  }
+
   // Where packed key blocks begin for a block of rows: with what the first of its neighbours up to a multiple of
   // kQueryAlign see, whatever part of those the block holds. Rows of a window then meet one or two blocks.
   FA_INLINE index_t first_key(const ForwardBlock<Target>& block) const {

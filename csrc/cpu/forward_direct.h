@@ -52,7 +52,7 @@ class ForwardDirect {
     Range seen{plan_.tiles.keys, 0};
     for (index_t i = 0; i < count; ++i) {
       const Scratch s = plan_.slot(scratch, i);
-      const bool hidden = origin >= s.block->keys.end || strips_.hidden(*s.block, origin);
+      const bool hidden = origin >= s.block->keys.end || plan_.hidden(*s.block, origin);
       for (index_t r = 0; r < s.block->rows; r += kRows) {
         Columns& c = s.columns[r / kRows];
         if (hidden || !strips_.columns(*s.block, origin, {r, min_of(r + kRows, s.block->rows)}, c)) {

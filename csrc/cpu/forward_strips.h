@@ -28,13 +28,19 @@ class ForwardStrips {
 
  public:
   explicit ForwardStrips(const ForwardPlan<Target>& plan)
-      : plan_(plan), f_(plan.f), p_(plan.p), addend_(plan.addend), tiles_(plan.tiles), stride_(plan.score_stride()), plain_(is_plain(plan)) {}
+      : plan_(plan),
+        f_(plan.f),
+        p_(plan.p),
+        addend_(plan.addend),
+        tiles_(plan.tiles),
+        stride_(plan.score_stride()),
+        plain_(is_plain(plan)) {}
 
   // All rows of a block against key blocks from key keys.begin to keys.end, as far as they see any.
   void attend(const Block& block, Range keys, const Scratch& s) const {
     if (block.rows == 0 || block.keys.empty()) return;
     for (index_t origin = keys.begin; origin < min_of(keys.end, block.keys.end); origin += tiles_.keys) {
-      if (origin + tiles_.keys <= block.keys.begin || hidden(block, origin)) continue;
+      if (origin + tiles_.keys <= block.keys.begin || plan_.hidden(block, origin)) continue;
       if (plan_.approach == Approach::in_place) pack_seen(block, origin, s);
       load_shared_addend(block, origin, s);
       for (index_t r = 0; r < block.rows; r += kRows) strip(block, origin, r, s);
@@ -53,16 +59,6 @@ class ForwardStrips {
         for (index_t n = 0; n < rows; ++n) write_dmask_row(block, r + n, c, s.scores + n * stride_, s);
       }
     }
-  }
-
-  // Whether the mask hides a whole key block from all rows.
-  bool hidden(const Block& block, index_t origin) const {
-    if (!block.rules[0].mask.given()) return false;
-    const Range keys{origin, origin + plan_.keys_of(block.sequence, origin)};
-    const Range queries{block.first, block.query(block.rows - 1) + 1};
-    for (index_t n = 0; n < block.heads; ++n)
-      if (block.rules[n].cover(queries, keys) != Cover::none) return false;
-    return true;
   }
 
   bool columns(const Block& block, index_t origin, Range rows, Columns& c) const {
@@ -210,9 +206,9 @@ class ForwardStrips {
     const Panels<Target> v = plan_.packed.v(block.packed, packed_keys(block, c));
     const index_t width = v.width(0);
     const auto products = [&](index_t from, index_t to, auto&& beside) {
-      multiply_panel_of<Target, true>(width / W, from / kStep, to / kStep,
-                                      StripA<Elem, Pitch, FixedStep>{s.probabilities + (from - at), {}, {}}, v.panel(0) + from * width,
-                                      width * kStep, s.o + r * plan_.o_stride, plan_.o_stride, beside);
+      multiply_panel_of<Target, true>(
+          width / W, from / kStep, to / kStep, StripA<Elem, Pitch, FixedStep>{s.probabilities + (from - at), {}, {}},
+          v.panel(0) + from * width, width * kStep, s.o + r * plan_.o_stride, plan_.o_stride, beside);
     };
     // The first sum may begin anywhere, the others at whole vectors.
     const index_t first = min_of(round_up(begin, kSum), end);

@@ -14,7 +14,7 @@
 
 #include "core/numeric.h"
 #include "core/platform.h"
-#include "core/score.h"
+#include "core/range.h"
 
 #if defined(__AVX512BF16__)
 #include "cpu/simd/avx512.h"
@@ -136,9 +136,8 @@ FA_INLINE void multiply_step(const typename Target::Elem* a, index_t row_stride,
 
 // N vectors of columns of a panel whose k-steps are b_step elements apart.
 template <class Target, int N, bool Accumulate, class A, class Beside = NothingBeside>
-FA_INLINE void multiply_panel(index_t first_step, index_t last_step, A a,
-                              const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
-                              index_t c_stride, Beside&& beside = {}) {
+FA_INLINE void multiply_panel(index_t first_step, index_t last_step, A a, const typename Target::Elem* b,
+                              index_t b_step, typename Target::Real* c, index_t c_stride, Beside&& beside = {}) {
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   constexpr int MR = Target::kRows, W = Simd::W, Chains = kChains<Target, N, Accumulate>;
@@ -214,18 +213,16 @@ struct Panels {
 };
 
 // A function of its own where work runs beside the products: as a part of its caller, or of one with other widths, the
-// compiler (GCC 12) finds too few registers for it and spills inside the loop.
+// compiler (GCC 12) finds too few registers for it, which tools/cpu_loops.py would show.
 template <class Target, int N, bool Accumulate, class A, class Beside>
-FA_NOINLINE void multiply_panel_apart(index_t from, index_t to, A a,
-                                      const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
-                                      index_t c_stride, Beside& beside) {
+FA_NOINLINE void multiply_panel_apart(index_t from, index_t to, A a, const typename Target::Elem* b, index_t b_step,
+                                      typename Target::Real* c, index_t c_stride, Beside& beside) {
   multiply_panel<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
 }
 
 template <class Target, bool Accumulate, class A, class Beside = NothingBeside>
-FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, A a,
-                                 const typename Target::Elem* b, index_t b_step, typename Target::Real* c,
-                                 index_t c_stride, Beside&& beside = {}) {
+FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, A a, const typename Target::Elem* b,
+                                 index_t b_step, typename Target::Real* c, index_t c_stride, Beside&& beside = {}) {
   const auto multiply = [&](auto width) {
     constexpr int N = width;
     if constexpr (N > Target::kPanelVectors)

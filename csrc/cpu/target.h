@@ -79,8 +79,8 @@ inline constexpr index_t kDirectKeys = 128;
 // Rows of K or V up to which memory is asked for before its turn, counted from the tile in work.
 inline constexpr index_t kRowsAhead = 128;
 
-// Most keys that a strip of rows meets at a time: its scores fit in L1, if just so. Each block of keys costs a strip some
-// reductions and waiting for them.
+// Most keys that a strip of rows meets at a time: its scores fit in L1, if just so. Each block of keys costs a strip
+// some reductions and waiting for them.
 FA_INLINE constexpr index_t most_strip_keys(index_t strip_rows) {
   index_t keys = 2048;
   while (keys * strip_rows > 8192) keys /= 2;

@@ -1,0 +1,97 @@
+"""tools/cpu_loops.py: which loops it finds in a listing, and that a want of registers is noticed."""
+
+from __future__ import annotations
+
+import cpu_loops
+import pytest
+
+PRODUCT = "vdpbf16ps %zmm28,%zmm27,%zmm{}"
+
+
+def listing(name, *instructions):
+    """As objdump prints a function; `jump N` is a jump back to instruction N."""
+    lines = [f"0000000000001000 <{name}>:"]
+    for i, text in enumerate(instructions):
+        if text.startswith("jump "):
+            text = f"jne    {0x1000 + 4 * int(text.split()[1]):x} <{name}+0x0>"
+        lines.append(f"    {0x1000 + 4 * i:x}:\t{text}")
+    return "\n".join(lines) + "\n"
+
+
+def strip(*beside):
+    """A loop of 8 products around which another one goes."""
+    products = [PRODUCT.format(n) for n in range(8)]
+    inner = ["vpbroadcastd (%rax),%zmm27", "vmovdqu64 (%rdx),%zmm28", *products, *beside]
+    return listing(
+        "void flash_attn::cpu::multiply<4>(long, float*)", "xor %eax,%eax", *inner, "jump 1", "inc %rcx", "jump 0"
+    )
+
+
+def test_an_innermost_loop_is_described():
+    (loop,) = cpu_loops.product_loops(strip())
+    assert loop == {
+        "function": "multiply<4>",
+        "address": "1004",
+        "multiply_adds": 8,
+        "instructions": 11,
+        "vectors_on_stack": 0,
+        "others_on_stack": 0,
+        "moved_addresses": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "beside, vectors, others, moved, bad",
+    [
+        (["vmovaps %zmm8,0x8(%rsp)"], 1, 0, 0, False),
+        (["vmovaps %zmm8,0x8(%rsp)", "vaddps 0x8(%rsp),%zmm9,%zmm8"], 2, 0, 0, True),
+        (
+            ["vmovups 0x40(%rdx),%zmm1", "vmovaps 0x10(%rip),%zmm2", "mov %rsp,%rax", "vmovq %xmm1,(%rax)"],
+            0,
+            0,
+            0,
+            False,
+        ),
+        (["vmovaps -0x50(%rbp),%ymm1", "mov %rax,(%rsp,%rax,8)"], 1, 1, 0, True),
+        (["vmovq %xmm21,%rax", "vmovd %eax,%xmm3"], 0, 0, 2, True),
+    ],
+)
+def test_what_is_for_want_of_registers_is_counted(beside, vectors, others, moved, bad):
+    (loop,) = cpu_loops.product_loops(strip(*beside))
+    counted = loop["vectors_on_stack"], loop["others_on_stack"], loop["moved_addresses"]
+    assert counted == (vectors, others, moved)
+    assert cpu_loops.too_many(loop) == bad
+
+
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        ["vpbroadcastd (%rax),%zmm27", *[PRODUCT.format(n) for n in range(7)], "jump 0"],  # too few
+        [*[PRODUCT.format(n) for n in range(8)], "jump 0"],  # a polynomial: nothing is broadcast
+        ["vpbroadcastd (%rax),%zmm27", *[PRODUCT.format(n) for n in range(8)], *["nop"] * 40, "jump 0"],  # mostly else
+        ["vpbroadcastd (%rax),%zmm27", *[PRODUCT.format(n) for n in range(8)], "jump 40"],  # no loop
+        ["vbroadcastss 0x10(%rip),%zmm27", *[PRODUCT.format(n) for n in range(8)], "jump 0"],  # a constant
+    ],
+)
+def test_other_code_is_not_listed(instructions):
+    assert not list(cpu_loops.product_loops(listing("f", *instructions)))
+
+
+def test_check_names_what_is_wrong(monkeypatch, tmp_path, capsys):
+    path, empty = tmp_path / "isa_avx512.cpp.o", tmp_path / "empty"
+    path.write_bytes(b"")
+    empty.mkdir()
+    code = strip("vmovaps %zmm8,0x8(%rsp)", "vmovaps 0x8(%rsp),%zmm8")
+    monkeypatch.setattr(cpu_loops, "disassemble", lambda _: code)
+    cpu_loops.main([str(path)])
+    assert "TOO MANY" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="1 of 1 loops of products are short of registers"):
+        cpu_loops.main(["--check", str(path)])
+    code = strip()
+    cpu_loops.main(["--check", str(path)])
+    assert "1 loops of products, none" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no compiled isa_"):
+        cpu_loops.main(["--check", str(empty)])
+    code = listing("f", "ret")
+    with pytest.raises(SystemExit, match="no loop of products"):
+        cpu_loops.main(["--check", str(path)])
