@@ -64,7 +64,7 @@ struct Exponentials {
  private:
   template <int Part, class Keep>
   FA_INLINE void take(const Keep& keep) {
-    const V p = exp2(fma(Simd::load(x + Part * stride), V(factor[Part]), V(shift[Part])));
+    const V p = softmax_weight(fma(Simd::load(x + Part * stride), V(factor[Part]), V(shift[Part])));
     sum[Part] = sum[Part] + p;
     Format::store(probabilities + Part * stride, keep(p));
   }

@@ -377,7 +377,7 @@ class ForwardStrips {
     dropout_row<Simd, Target>(p_.dropout, block.b, block.h, i, c.origin, c.end, s.dropout);
     const V shift = V(-s.state[r].shift());
     for (index_t n = c.begin; n < c.end; n += W) {
-      const V p = exp2(fma(Simd::load(x + n), V(factor), shift));
+      const V p = softmax_weight(fma(Simd::load(x + n), V(factor), shift));
       const V kept = Simd::keep_where(p, s.dropout, n);
       Simd::store(x + n, kept + kept - p);
     }

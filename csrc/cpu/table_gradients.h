@@ -182,7 +182,7 @@ class BiasGradient {
       const V score = r.rule.logit_of_capped(Simd::load(x + c), distance) + Simd::load(s.addend + c);
       V dp = Simd::load(y + c);
       if (dropout.active) dp = Simd::keep_where(dp, s.dropout, c) * V(Real(dropout.keep_scale));
-      Simd::store(y + c, exp2(vmin(V(Real(0)), score - lse_log2)) * (dp - delta));
+      Simd::store(y + c, softmax_weight(vmin(V(Real(0)), score - lse_log2)) * (dp - delta));
     }
     const Range seen = r.rule.visible_keys(i);
     const index_t begin = min_of(max_of<index_t>(seen.begin - r.keys.begin, 0), n);

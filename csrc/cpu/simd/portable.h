@@ -74,6 +74,11 @@ FA_INLINE PortableVector<float, Lanes> exp2(PortableVector<float, Lanes> x) {
   return exp2_polynomial(x);
 }
 template <int Lanes>
+FA_INLINE PortableVector<float, Lanes> softmax_weight(PortableVector<float, Lanes> x) {
+  using V = PortableVector<float, Lanes>;
+  return select_less(x, V(kLeastWeight), V(0.0f), exp2_polynomial(vmax(V(kLeastWeight), x)));
+}
+template <int Lanes>
 FA_INLINE PortableVector<float, Lanes> vtanh(PortableVector<float, Lanes> x) {
   return tanh_rational(x);
 }
@@ -82,6 +87,10 @@ template <int Lanes>
 FA_INLINE PortableVector<double, Lanes> exp2(PortableVector<double, Lanes> x) {
   using R = double;
   FA_PORTABLE_LANES(::exp2(x.lane[i]));
+}
+template <int Lanes>
+FA_INLINE PortableVector<double, Lanes> softmax_weight(PortableVector<double, Lanes> x) {
+  return exp2(x);
 }
 template <int Lanes>
 FA_INLINE PortableVector<double, Lanes> vtanh(PortableVector<double, Lanes> x) {

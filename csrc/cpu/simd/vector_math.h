@@ -31,6 +31,19 @@ FA_INLINE V exp2_by_table(V x) {
   return zero_below(exp2_near(exp2_steps(t), f), x, -126.0f);
 }
 
+// Softmax weights below 2^this are 0: a sum that holds 2^0 shows nothing of them. Times V they would make subnormal
+// numbers, each of which takes Intel's processors more than 100 cycles (Intel 64 and IA-32 Architectures Optimization
+// Reference Manual, on floating-point assists); with ALiBi a row has hundreds.
+inline constexpr float kLeastWeight = -100.0f;
+
+// exp2_by_table for softmax weights, x <= 0. Steps of what is to be 0 are 0 too, so that none of them is subnormal.
+template <class V>
+FA_INLINE V weight_by_table(V x) {
+  const V t = x + V(kExp2Shift<V>);
+  const V f = x - (t - V(kExp2Shift<V>));
+  return zero_below(exp2_near(zero_below(exp2_steps(t), x, kLeastWeight), f), x, kLeastWeight);
+}
+
 // 2^x for x < 128 without a table: relative error 2e-9 on [-1/2, 1/2]. Below -150 the result is 0; V provides
 // round_to_int(x) and scale_by_power(y, n) = y * 2^n.
 template <class V>

@@ -70,6 +70,26 @@ TEST_P(Simd, Exp2WithinTwoUlps) {
   RecordProperty("worst_ulps", std::to_string(worst));
 }
 
+// exp2, but 0 from where sums that hold 1 show nothing of it.
+TEST_P(Simd, SoftmaxWeights) {
+  const SimdFunctions& s = *GetParam();
+  const auto exp2_of = [&](float x) {
+    std::vector<float> in(s.lanes, x), out(s.lanes);
+    s.exp2(in.data(), s.lanes, out.data());
+    return out[0];
+  };
+  for_floats(s, s.softmax_weight, -0.0f, -100.0f, 99991, [&](float x, float got) { EXPECT_EQ(got, exp2_of(x)) << x; });
+  for_floats(s, s.softmax_weight, std::nextafter(-100.0f, -101.0f), -3e38f, 9973,
+             [&](float x, float got) { EXPECT_EQ(got, 0.0f) << x; });
+  std::vector<float> in(s.lanes, -std::numeric_limits<float>::infinity()), out(s.lanes);
+  in[1] = std::numeric_limits<float>::quiet_NaN();
+  in[2] = -100.0f;
+  s.softmax_weight(in.data(), s.lanes, out.data());
+  EXPECT_EQ(out[0], 0.0f);
+  EXPECT_TRUE(std::isnan(out[1]));
+  EXPECT_EQ(out[2], std::ldexp(1.0f, -100));
+}
+
 TEST_P(Simd, Exp2OutsideTheNormalRange) {
   const SimdFunctions& s = *GetParam();
   const float smallest = std::numeric_limits<float>::min();
