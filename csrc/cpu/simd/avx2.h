@@ -41,8 +41,8 @@ FA_INLINE Avx2Vector exp2_steps(Avx2Vector t) {
 FA_INLINE Avx2Vector zero_below(Avx2Vector y, Avx2Vector x, float bound) {
   return Avx2Vector(_mm256_and_ps(y.v, _mm256_cmp_ps(x.v, _mm256_set1_ps(bound), _CMP_NLT_UQ)));
 }
-FA_INLINE Avx2Vector exp2(Avx2Vector x) { return exp2_by_table(x); }
-FA_INLINE Avx2Vector softmax_weight(Avx2Vector x) { return weight_by_table(x); }
+FA_INLINE Avx2Vector exp2(Avx2Vector x) { return exp2_by_table(x, -126.0f); }
+FA_INLINE Avx2Vector softmax_weight(Avx2Vector x) { return exp2_by_table(x, kLeastWeight); }
 FA_INLINE Avx2Vector vtanh(Avx2Vector x) { return tanh_rational(x); }
 
 // 4 numbers of 32 bits, each in a lane of 64.

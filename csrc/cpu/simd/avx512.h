@@ -43,8 +43,8 @@ FA_INLINE Avx512Vector exp2_steps(Avx512Vector t) {
 FA_INLINE Avx512Vector zero_below(Avx512Vector y, Avx512Vector x, float bound) {
   return Avx512Vector(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(bound), _CMP_NLT_UQ), y.v));
 }
-FA_INLINE Avx512Vector exp2(Avx512Vector x) { return exp2_by_table(x); }
-FA_INLINE Avx512Vector softmax_weight(Avx512Vector x) { return weight_by_table(x); }
+FA_INLINE Avx512Vector exp2(Avx512Vector x) { return exp2_by_table(x, -126.0f); }
+FA_INLINE Avx512Vector softmax_weight(Avx512Vector x) { return exp2_by_table(x, kLeastWeight); }
 FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_rational(x); }
 FA_INLINE Avx512Vector exp2_remainder(Avx512Vector y) {
   static_assert(Avx512Vector::kExp2Entries == 1 << 4);

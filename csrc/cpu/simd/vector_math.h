@@ -19,29 +19,21 @@ FA_INLINE V exp2_near(V step, V f) {
 template <class V>
 inline constexpr float kExp2Shift = 12582912.0f / V::kExp2Entries;
 
-// 2^x for x < 128, by a table of 2^(k / V::kExp2Entries) and exp2_near. Below -126 the result is 0. V provides
-// exp2_steps(t) = 2^(n / V::kExp2Entries) for the integer n in the low bits of t, and zero_below(y, x, bound), which is
-// 0 where x < bound. The steps come from a table by the lowest bits of n; what is left of n belongs to the exponent. An
-// entry's bits are those of 2^(k / kExp2Entries) less k shifted to the exponent's end, so that the whole of n can be
-// added to them.
-template <class V>
-FA_INLINE V exp2_by_table(V x) {
-  const V t = x + V(kExp2Shift<V>);
-  const V f = x - (t - V(kExp2Shift<V>));
-  return zero_below(exp2_near(exp2_steps(t), f), x, -126.0f);
-}
-
 // Softmax weights below 2^this are 0: a sum that holds 2^0 shows nothing of them. Times V they would make subnormal
 // numbers, each of which takes Intel's processors more than 100 cycles (Intel 64 and IA-32 Architectures Optimization
 // Reference Manual, on floating-point assists); with ALiBi a row has hundreds.
 inline constexpr float kLeastWeight = -100.0f;
 
-// exp2_by_table for softmax weights, x <= 0. Steps of what is to be 0 are 0 too, so that none of them is subnormal.
+// 2^x for x < 128, by a table of 2^(k / V::kExp2Entries) and exp2_near. Below `least`, -126 or more, the result is 0. V
+// provides exp2_steps(t) = 2^(n / V::kExp2Entries) for the integer n in the low bits of t, and zero_below(y, x, bound),
+// which is 0 where x < bound. The steps come from a table by the lowest bits of n; what is left of n belongs to the
+// exponent. An entry's bits are those of 2^(k / kExp2Entries) less k shifted to the exponent's end, so that the whole
+// of n can be added to them. Steps of what is to be 0 are 0 too, so that none of them is subnormal.
 template <class V>
-FA_INLINE V weight_by_table(V x) {
+FA_INLINE V exp2_by_table(V x, float least) {
   const V t = x + V(kExp2Shift<V>);
   const V f = x - (t - V(kExp2Shift<V>));
-  return zero_below(exp2_near(zero_below(exp2_steps(t), x, kLeastWeight), f), x, kLeastWeight);
+  return zero_below(exp2_near(zero_below(exp2_steps(t), x, least), f), x, least);
 }
 
 // 2^x for x < 128 without a table: relative error 2e-9 on [-1/2, 1/2]. Below -150 the result is 0; V provides
