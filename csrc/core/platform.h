@@ -19,12 +19,14 @@
 #define FA_RESTRICT __restrict
 #include <xmmintrin.h>
 #define FA_PREFETCH(address) _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0)
+#define FA_PREFETCH_L2(address) _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T1)
 #else
 #define FA_INLINE FA_HOST_DEVICE inline __attribute__((always_inline))
 #define FA_NOINLINE __attribute__((noinline))
 #define FA_OPAQUE(integer) __asm__("" : "+r"(integer))  // What is computed from it is computed here and not before.
 #define FA_RESTRICT __restrict__
 #define FA_PREFETCH(address) __builtin_prefetch(address)
+#define FA_PREFETCH_L2(address) __builtin_prefetch(address, 0, 2)
 #endif
 
 namespace flash_attn {

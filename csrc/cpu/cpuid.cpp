@@ -48,12 +48,20 @@ std::uint64_t saved_state() {
 #endif
 }
 
-// AMD's VDPBF16PS takes as long as an fp32 multiply-add and does twice the work. Intel's loses to fp32: a Xeon with
-// AMX, 2 threads, forward with D = 128, did 162 GFLOP/s in bf16 by VDPBF16PS and 261 in fp32 by FMA.
-bool made_by_intel() {
+bool made_by(const char* vendor) {
   const Registers r = cpuid(0, 0);
   const std::uint32_t words[] = {r.b, r.d, r.c};
-  return std::memcmp(words, "GenuineIntel", sizeof(words)) == 0;
+  return std::memcmp(words, vendor, sizeof(words)) == 0;
+}
+
+// AMD's VDPBF16PS takes as long as an fp32 multiply-add and does twice the work. Intel's loses to fp32: a Xeon with
+// AMX, 2 threads, forward with D = 128, did 162 GFLOP/s in bf16 by VDPBF16PS and 261 in fp32 by FMA.
+bool made_by_intel() { return made_by("GenuineIntel"); }
+
+// AMD's families, of which Zen 3 and 4 are 0x19 and Zen 5 is 0x1a: the base family 15 and the extension on top of it.
+std::uint32_t family() {
+  const std::uint32_t signature = cpuid(1, 0).a;
+  return (signature >> 8 & 15) + (signature >> 20 & 255);
 }
 
 // Tile registers are large, so Linux saves them only for processes that ask (Documentation/arch/x86/xstate.rst).
@@ -88,8 +96,14 @@ Features detect_features() {
   f.bf16_dot_is_fast = f.avx512_bf16 && !made_by_intel();
   return f;
 }
+
+bool prefetches_into_l2() {
+  static const bool into_l2 = made_by_intel() || (made_by("AuthenticAMD") && family() <= 0x19);
+  return into_l2;
+}
 #else
 Features detect_features() { return {}; }
+bool prefetches_into_l2() { return false; }
 #endif
 
 }  // namespace flash_attn::cpu

@@ -4,6 +4,7 @@
 
 #include "cpu/pack.h"
 #include "cpu/target.h"
+#include "cpu/workspace.h"
 
 namespace flash_attn::cpu {
 
@@ -62,6 +63,32 @@ struct DirectFormat<Target<SimdT, Bf16Pairs, Rows, PanelVectors>, BFloat16> {
 };
 #endif
 
+// What memory is asked for ahead of its turn: into L1, or into L2 only, where the processor heeds that.
+struct IntoL1 {
+  static FA_INLINE void ask(const void* line) { FA_PREFETCH(line); }
+};
+struct IntoL2 {
+  static FA_INLINE void ask(const void* line) { FA_PREFETCH_L2(line); }
+};
+
+// Rows of K or V: those of a key head start `offset` elements after the addresses. While row n is read, ahead[n] is
+// asked for, line by line.
+struct DirectRows {
+  const void* const* address;
+  index_t offset;
+  const void* const* ahead;
+  index_t ahead_offset;
+
+  template <class T>
+  FA_INLINE const T* row(index_t n) const {
+    return static_cast<const T*>(address[n]) + offset;
+  }
+  template <class T>
+  FA_INLINE const T* row_ahead(index_t n) const {
+    return static_cast<const T*>(ahead[n]) + ahead_offset;
+  }
+};
+
 // sum[i * N + k] += q[i] . row[k] over features [d, d + kLength); `left` is how many there are, if not all.
 template <class Target, class T, int R, int N, class... Left>
 FA_INLINE void dot_step(const typename Target::Elem* q, index_t q_stride, const T* const* row, index_t d,
@@ -75,35 +102,31 @@ FA_INLINE void dot_step(const typename Target::Elem* q, index_t q_stride, const 
   }
 }
 
-// Rows of K or V: those of a key head start `offset` elements after the addresses.
-struct DirectRows {
-  const void* const* address;
-  index_t offset;
-
-  template <class T>
-  FA_INLINE const T* row(index_t n) const {
-    return static_cast<const T*>(address[n]) + offset;
-  }
-};
-
 // scores[r * ld + n] = q[r] . rows[n] for the kRows queries of a strip and n in [begin, end).
-template <class Target, class T>
+template <class Target, class T, class Into>
 void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, DirectRows rows, index_t begin, index_t end,
               typename Target::Real* scores, index_t ld) {
   using Direct = DirectFormat<Target, T>;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   constexpr int W = Simd::W, R = W == 16 ? 4 : 2, N = W / R;
+  constexpr index_t kLine = kCacheLine / index_t(sizeof(T));
   static_assert(Target::kRows % R == 0);
   const index_t whole = D / Direct::kLength * Direct::kLength;
   for (index_t n = begin; n < end; n += N) {
-    const T* row[N];
-    for (int k = 0; k < N; ++k) row[k] = rows.row<T>(min_of(n + k, end - 1));
+    const T *row[N], *ahead[N];
+    for (int k = 0; k < N; ++k) {
+      row[k] = rows.row<T>(min_of(n + k, end - 1));
+      ahead[k] = rows.row_ahead<T>(min_of(n + k, end - 1));
+    }
     for (int r = 0; r < Target::kRows; r += R) {
       V sum[W];
       for (int i = 0; i < W; ++i) sum[i] = V(typename Target::Real(0));
       const auto* const queries = q + r * q_stride;
-      for (index_t d = 0; d < whole; d += Direct::kLength) dot_step<Target, T, R, N>(queries, q_stride, row, d, sum);
+      for (index_t d = 0; d < whole; d += Direct::kLength) {
+        for (int k = 0; k < N && r == 0 && d % kLine == 0; ++k) Into::ask(ahead[k] + d);
+        dot_step<Target, T, R, N>(queries, q_stride, row, d, sum);
+      }
       if (whole < D) dot_step<Target, T, R, N>(queries, q_stride, row, whole, sum, D - whole);
       alignas(64) typename Target::Real sums[W];
       Simd::store(sums, Simd::sum_each(sum));
@@ -126,20 +149,26 @@ FA_INLINE index_t sums_stride(index_t features) {
 
 // sums[r][at .. at + N * W) += sum over n in [begin, end) of p[r * ld + n] * rows[n][at ..]; p is 0 at `end` where
 // kStep does not divide it. Fresh: they are 0 before. Whole: there are that many features.
-template <class Target, class T, int N, bool Whole>
+template <class Target, class T, class Into, int N, bool Whole>
 FA_INLINE void accumulate_columns(const typename Target::Elem* p, index_t ld, DirectRows rows, index_t begin,
                                   index_t end, index_t at, index_t features, typename Target::Real* sums, bool fresh) {
   using Direct = DirectFormat<Target, T>;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
-  constexpr index_t kStep = Target::Format::kStep;
+  constexpr index_t kStep = Target::Format::kStep, kWidth = N * Simd::W;
+  constexpr index_t kLine = kCacheLine / index_t(sizeof(T));
   const index_t stride = sums_stride<Target>(features);
   V sum[Target::kRows][N];
   for (int r = 0; r < Target::kRows; ++r)
     for (int c = 0; c < N; ++c)
       sum[r][c] = fresh ? V(typename Target::Real(0)) : Simd::load(sums + r * stride + at + c * Simd::W);
   for (index_t n = begin; n < end; n += kStep) {
-    const T* const row[2] = {rows.row<T>(n), rows.row<T>(min_of(n + kStep - 1, end - 1))};
+    const index_t last = min_of(n + kStep - 1, end - 1);
+    const T* const row[2] = {rows.row<T>(n), rows.row<T>(last)};
+    for (index_t c = 0; c < kWidth && (kWidth >= kLine || at % kLine == 0); c += kLine) {
+      Into::ask(rows.row_ahead<T>(n) + at + c);
+      if (kStep > 1) Into::ask(rows.row_ahead<T>(last) + at + c);
+    }
     decltype(Direct::load(row[0])) column[N];
     for (int c = 0; c < N; c += Direct::kVectors) {
       const index_t from = at + c * Simd::W;
@@ -159,16 +188,16 @@ FA_INLINE void accumulate_columns(const typename Target::Elem* p, index_t ld, Di
 
 // sums[r] += sum over n in [begin, end) of p[r * ld + n] * rows[n] for the kRows queries of a strip; begin is a
 // multiple of kStep. Fresh: sums are 0 before.
-template <class Target, class T>
+template <class Target, class T, class Into>
 void accumulate_rows(const typename Target::Elem* p, index_t ld, DirectRows rows, index_t begin, index_t end,
                      index_t features, typename Target::Real* sums, bool fresh) {
   constexpr index_t W = Target::Simd::W;
   constexpr int kWide = Target::kPanelVectors, kNarrow = kWide > 2 ? 2 : kWide;
   index_t at = 0;
   for (; at + kWide * W <= features; at += kWide * W)
-    accumulate_columns<Target, T, kWide, true>(p, ld, rows, begin, end, at, features, sums, fresh);
+    accumulate_columns<Target, T, Into, kWide, true>(p, ld, rows, begin, end, at, features, sums, fresh);
   for (; at < features; at += kNarrow * W)
-    accumulate_columns<Target, T, kNarrow, false>(p, ld, rows, begin, end, at, features, sums, fresh);
+    accumulate_columns<Target, T, Into, kNarrow, false>(p, ld, rows, begin, end, at, features, sums, fresh);
 }
 
 // o[r] += sums[r].
@@ -199,22 +228,23 @@ struct DirectProducts {
 };
 
 template <class Target, class T>
-DirectProducts<Target> direct_products_of() {
-  return {dot_rows<Target, T>, accumulate_rows<Target, T>, add_sums<Target, T>};
+DirectProducts<Target> direct_products_of(bool into_l2) {
+  if (into_l2) return {dot_rows<Target, T, IntoL2>, accumulate_rows<Target, T, IntoL2>, add_sums<Target, T>};
+  return {dot_rows<Target, T, IntoL1>, accumulate_rows<Target, T, IntoL1>, add_sums<Target, T>};
 }
 
 template <class Target>
-DirectProducts<Target> direct_products([[maybe_unused]] DType dtype) {
+DirectProducts<Target> direct_products([[maybe_unused]] DType dtype, [[maybe_unused]] bool into_l2) {
   if constexpr (Target::kTiled) {
     return {};
   } else if constexpr (std::is_same_v<typename Target::Real, double>) {
-    return direct_products_of<Target, double>();
+    return direct_products_of<Target, double>(into_l2);
   } else if constexpr (std::is_same_v<typename Target::Elem, BFloat16>) {
-    return direct_products_of<Target, BFloat16>();
+    return direct_products_of<Target, BFloat16>(into_l2);
   } else {
-    if (dtype == DType::f16) return direct_products_of<Target, Half>();
-    if (dtype == DType::bf16) return direct_products_of<Target, BFloat16>();
-    return direct_products_of<Target, float>();
+    if (dtype == DType::f16) return direct_products_of<Target, Half>(into_l2);
+    if (dtype == DType::bf16) return direct_products_of<Target, BFloat16>(into_l2);
+    return direct_products_of<Target, float>(into_l2);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include "core/softmax.h"
 #include "core/thread_pool.h"
+#include "cpu/cpuid.h"
 #include "cpu/direct_rows.h"
 #include "cpu/exponentials.h"
 #include "cpu/packed_keys.h"
@@ -113,7 +114,7 @@ struct ForwardPlan {
         approach(how),
         units(these),
         format(row_format<Target>(p.dtype)),
-        products(direct_products<Target>(p.dtype)),
+        products(direct_products<Target>(p.dtype, prefetches_into_l2())),
         addend(p),
         heads(how == Approach::packed ? 1 : p.group()),
         tiles(tiles_for(executor.num_threads)),

@@ -22,6 +22,7 @@ class ForwardDirect {
       : plan_(plan),
         p_(plan.p),
         strips_(strips),
+        ahead_(prefetches_into_l2() ? kRowsAhead : kRowsAhead / 2),
         rows_per_page_(max_of<index_t>(1, kPageBytes / max_of<index_t>(1, p_.k.row_stride * plan.format.size))) {}
 
   // The rows of `count` neighbouring key heads of a sequence against key blocks from key keys.begin to keys.end, as far
@@ -89,27 +90,25 @@ class ForwardDirect {
   // Keys that `count` heads meet before the next ones.
   static FA_INLINE index_t tile_of(index_t count) { return max_of<index_t>(8, kTileRows / count / 8 * 8); }
 
-  // Asks for share `i` of `count` of what the heads need in the tile after the one that starts at `row`, in the
-  // memory's order. Far before, for one line per page of memory: when pages are in random order, translating their
-  // addresses takes longer than reading them.
-  FA_INLINE void ask(const Stream& stream, index_t row, index_t i, index_t count) const {
+  // Asks far ahead for share `i` of `count` of the pages of memory that the heads need in a tile, a line of each: when
+  // pages are in random order, translating their addresses takes longer than reading them.
+  FA_INLINE void ask_for_pages(const Stream& stream, index_t row, index_t i, index_t count) const {
     const index_t tile = tile_of(count), first = tile * i / count, last = max_of(first + 1, tile * (i + 1) / count);
-    const bool values = row + tile >= stream.next - stream.values && row + tile < stream.next;
-    const Operand& x = values ? p_.v : p_.k;
-    const index_t size = plan_.format.size, step = x.head_stride * size, bytes = (values ? p_.Dv : p_.D) * size;
-    const void* const* const rows = stream.rows + row + tile;
-    index_t n = first, head = tile * i % count;
-    const index_t far_head = head;
-    for (index_t cell = 0; cell < tile; ++cell) {
-      prefetch_row(static_cast<const char*>(rows[n]) + head * step, bytes);
-      if (++head == count) ++n, head = 0;
-    }
     const void* const* const far = stream.rows + row + kRowsAhead - tile;
-    for (n = round_up(first, rows_per_page_); n < last; n += rows_per_page_)
-      FA_PREFETCH(static_cast<const char*>(far[n]) + far_head * step);
+    for (index_t n = round_up(first, rows_per_page_); n < last; n += rows_per_page_) FA_PREFETCH(far[n]);
   }
 
-  // product(s, r, columns) for each strip r of each head, a tile of columns at a time; column n is row first + n.
+  // Rows from stream row `first` on as head `i` of `count` sees them, of which those from `row` on come next. What is
+  // asked for meanwhile is the head's own a few tiles on, which may be another tensor's.
+  FA_INLINE DirectRows rows_of(const Stream& stream, index_t first, index_t row, index_t i, index_t count) const {
+    const auto offset = [&](index_t n) {
+      return i * (n >= stream.next - stream.values && n < stream.next ? p_.v : p_.k).head_stride;
+    };
+    const index_t ahead = ahead_ / count;
+    return {stream.rows + first, offset(row), stream.rows + first + ahead, offset(row + ahead)};
+  }
+
+  // product(s, r, columns, rows) for each strip r of each head, a tile of columns at a time; column n is row first + n.
   template <class Product>
   FA_INLINE void walk(index_t count, Range seen, const Stream& stream, index_t first, const Scratch& scratch,
                       const Product& product) const {
@@ -117,20 +116,20 @@ class ForwardDirect {
     for (index_t n = seen.begin / tile * tile; n < seen.end; n += tile)
       for (index_t i = 0; i < count; ++i) {
         const Scratch s = plan_.slot(scratch, i);
-        ask(stream, max_of(n, seen.begin) + first, i, count);
+        const index_t row = max_of(n, seen.begin) + first;
+        ask_for_pages(stream, row, i, count);
         for (index_t r = 0; r < s.block->rows; r += kRows) {
           const Columns& c = s.columns[r / kRows];
           const Range columns{max_of(n, c.begin), min_of(n + tile, min_of(c.end, c.keys))};
-          if (!columns.empty()) product(s, r, columns);
+          if (!columns.empty()) product(s, r, columns, rows_of(stream, first, row, i, count));
         }
       }
   }
 
   void multiply_keys(index_t count, Range seen, const Stream& stream, const Scratch& scratch) const {
-    walk(count, seen, stream, 0, scratch, [&](const Scratch& s, index_t r, Range columns) {
-      const index_t offset = (s.block->h - scratch.block->h) / p_.group() * p_.k.head_stride;
-      plan_.products.dots(s.rows + r * plan_.q_stride, plan_.q_stride, p_.D, {stream.rows, offset}, columns.begin,
-                          columns.end, s.scores + r * plan_.tiles.keys, plan_.tiles.keys);
+    walk(count, seen, stream, 0, scratch, [&](const Scratch& s, index_t r, Range columns, const DirectRows& rows) {
+      plan_.products.dots(s.rows + r * plan_.q_stride, plan_.q_stride, p_.D, rows, columns.begin, columns.end,
+                          s.scores + r * plan_.tiles.keys, plan_.tiles.keys);
     });
   }
 
@@ -146,12 +145,12 @@ class ForwardDirect {
 
   void multiply_values(index_t count, Range seen, const Stream& stream, const Scratch& scratch) const {
     const index_t stride = sums_stride<Target>(p_.Dv);
-    walk(count, seen, stream, stream.values, scratch, [&](const Scratch& s, index_t r, Range columns) {
-      const index_t offset = (s.block->h - scratch.block->h) / p_.group() * p_.v.head_stride;
-      plan_.products.accumulate(s.probabilities + r * plan_.tiles.keys, plan_.tiles.keys,
-                                {stream.rows + stream.values, offset}, columns.begin, columns.end, p_.Dv,
-                                s.sums + r * stride, columns.begin == s.columns[r / kRows].begin);
-    });
+    walk(count, seen, stream, stream.values, scratch,
+         [&](const Scratch& s, index_t r, Range columns, const DirectRows& rows) {
+           plan_.products.accumulate(s.probabilities + r * plan_.tiles.keys, plan_.tiles.keys, rows, columns.begin,
+                                     columns.end, p_.Dv, s.sums + r * stride,
+                                     columns.begin == s.columns[r / kRows].begin);
+         });
     for (index_t i = 0; i < count; ++i) {
       const Scratch s = plan_.slot(scratch, i);
       for (index_t r = 0; r < s.block->rows; r += kRows)
@@ -163,6 +162,7 @@ class ForwardDirect {
   const ForwardPlan<Target>& plan_;
   const Problem& p_;
   const ForwardStrips<Target>& strips_;
+  const index_t ahead_;  // Rows, of all heads together, from what is read to what is asked for.
   const index_t rows_per_page_;
 };
 
