@@ -98,7 +98,7 @@ Features detect_features() {
 }
 
 bool prefetches_into_l2() {
-  static const bool into_l2 = made_by_intel() || (made_by("AuthenticAMD") && family() <= 0x19);
+  static const bool into_l2 = made_by("AuthenticAMD") && family() <= 0x19;
   return into_l2;
 }
 #else

@@ -94,6 +94,7 @@ class Forward {
         const index_t unit = task / per_unit, g = task % per_unit / plan_.query_blocks;
         const Scratch s = plan_.carve(memory.data() + shared_bytes + worker * scratch_bytes, 1);
         Block& block = begin(first + unit, g, plan_.query_blocks - 1 - task % plan_.query_blocks, s);
+        if (prefetches_into_l2()) find_next(block);
         attend_packed(block, packed, packed.units[unit], slots, worker, s);
       });
     }
@@ -215,6 +216,24 @@ class Forward {
     fill(s.o, 0, padded * plan_.o_stride, Real(0));
     for (index_t r = 0; r < padded; ++r) s.state[r] = {};
     return block;
+  }
+
+  // What the next block of a head will load under a window: its queries, and keys before those that this one has seen
+  // to. Where all keys are packed before, queries alone are not worth the asking.
+  void find_next(Block& block) const {
+    if (block.rows == 0 || block.first == 0) return;
+    const index_t first = block.first - plan_.tiles.queries, hk = block.h / p_.group();
+    const auto rows = [&](const Operand& x, index_t b, index_t row, index_t h, index_t features, index_t count) {
+      const index_t size = plan_.format.size, share = ceil_div(count * kRows, block.rows);
+      return RowsAhead{row_at(x, size, b, row, h), x.row_stride * size, features * size, count, share};
+    };
+    const index_t begin = block.rules[0].visible_keys(Range{first, block.first}).begin / kPackedKeys * kPackedKeys;
+    const index_t seen = block.keys.begin / kPackedKeys * kPackedKeys;
+    if (begin >= seen) return;
+    block.next.q = rows(p_.q, block.b, block.sequence.q_begin + first, block.h, p_.D, plan_.tiles.queries);
+    const KeyRun run = p_.keys_from(block.sequence, block.b, begin);
+    block.next.k = rows(p_.k, run.batch, run.row, hk, p_.D, min_of(run.count, seen - begin));
+    block.next.v = rows(p_.v, run.batch, run.row, hk, p_.Dv, min_of(run.count, seen - begin));
   }
 
   void load_queries(const Block& block, const Scratch& s) const {

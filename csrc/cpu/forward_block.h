@@ -7,6 +7,7 @@
 #include "cpu/direct_rows.h"
 #include "cpu/exponentials.h"
 #include "cpu/packed_keys.h"
+#include "cpu/rows_ahead.h"
 #include "cpu/score_tables.h"
 #include "cpu/target.h"
 #include "cpu/units.h"
@@ -37,6 +38,7 @@ struct ForwardBlock {
   const ScoreRule<Real>* rules;  // heads
   typename Target::Elem* packed;
   Range keys;  // What its rows see.
+  NextRows next;
 
   FA_INLINE index_t head(index_t r) const { return heads == 1 ? h : h + r % heads; }
   FA_INLINE index_t query(index_t r) const { return first + (heads == 1 ? r : r / heads); }

@@ -159,7 +159,8 @@ class ForwardStrips {
       begin[t] = V(Real(seen.begin - c.origin)), end[t] = V(Real(seen.end - c.origin));
     }
     const V hidden(-kInfinity);
-    const auto walk = [&](Range columns) {
+    const Range outside[] = {{c.begin, watched.begin}, {watched.end, c.end}};
+    for (const Range& columns : outside)
       for (index_t n = columns.begin; n < columns.end; n += W) {
         const bool all = c.inner.begin <= n && n < c.inner.end;
         const V column = V(Real(n)) + Simd::iota();
@@ -173,9 +174,6 @@ class ForwardStrips {
           top[t] = vmax(top[t], score);
         }
       }
-    };
-    walk({c.begin, watched.begin});
-    walk({watched.end, c.end});
   }
 
   void strip(const Block& block, index_t origin, index_t r, const Scratch& s) const {
@@ -199,12 +197,14 @@ class ForwardStrips {
   // The products of keys with the first panel of V take in exp2 of keys a bit further on.
   void weigh_and_multiply(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
     constexpr index_t kSum = kStepsPerSum * kStep, kAhead = 3 * W;
+    block.next.q.ask(r / kRows);
     Shifts<kRows> shifts;
     using Pitch = ScorePitch<Target>;
     Exponentials<Target, kRows, Pitch> weights(weigh_strip(block, r, c, shifts, s));
     const index_t at = packed_origin(c), begin = at + c.seen.begin, end = at + c.seen.end;
     const Panels<Target> v = plan_.packed.v(block.packed, packed_keys(block, c));
     const index_t width = v.width(0);
+    block.next.k.ask(r / kRows);
     const auto products = [&](index_t from, index_t to, auto&& beside) {
       multiply_panel_of<Target, true>(
           width / W, from / kStep, to / kStep, StripA<Elem, Pitch, FixedStep>{s.probabilities + (from - at), {}, {}},
@@ -215,6 +215,7 @@ class ForwardStrips {
     weights.walk(ceil_div(first + kAhead - (at + c.begin), W));
     products(begin, first, NothingBeside());
     products(first, end, weights);
+    block.next.v.ask(r / kRows);
     multiply_values(block, r, c, width, s);
     end_softmax(weights, r, s);
   }
