@@ -72,12 +72,11 @@ struct IntoL2 {
 };
 
 // Rows of K or V: those of a key head start `offset` elements after the addresses. While row n is read, ahead[n] is
-// asked for, line by line.
+// asked for, line by line, at the same offset: a guess where K's rows are followed by V's with other strides.
 struct DirectRows {
   const void* const* address;
-  index_t offset;
   const void* const* ahead;
-  index_t ahead_offset;
+  index_t offset;
 
   template <class T>
   FA_INLINE const T* row(index_t n) const {
@@ -85,7 +84,7 @@ struct DirectRows {
   }
   template <class T>
   FA_INLINE const T* row_ahead(index_t n) const {
-    return static_cast<const T*>(ahead[n]) + ahead_offset;
+    return static_cast<const T*>(ahead[n]) + offset;
   }
 };
 

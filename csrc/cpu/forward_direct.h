@@ -98,14 +98,11 @@ class ForwardDirect {
     for (index_t n = round_up(first, rows_per_page_); n < last; n += rows_per_page_) FA_PREFETCH(far[n]);
   }
 
-  // Rows from stream row `first` on as head `i` of `count` sees them, of which those from `row` on come next. What is
-  // asked for meanwhile is the head's own a few tiles on, which may be another tensor's.
-  FA_INLINE DirectRows rows_of(const Stream& stream, index_t first, index_t row, index_t i, index_t count) const {
-    const auto offset = [&](index_t n) {
-      return i * (n >= stream.next - stream.values && n < stream.next ? p_.v : p_.k).head_stride;
-    };
-    const index_t ahead = ahead_ / count;
-    return {stream.rows + first, offset(row), stream.rows + first + ahead, offset(row + ahead)};
+  // Rows from stream row `first` on (of V, unless it is 0) as head `i` of `count` sees them. What is asked for
+  // meanwhile is the head's own a few tiles on.
+  FA_INLINE DirectRows rows_of(const Stream& stream, index_t first, index_t i, index_t count) const {
+    const index_t head_stride = (first > 0 ? p_.v : p_.k).head_stride;
+    return {stream.rows + first, stream.rows + first + ahead_ / count, i * head_stride};
   }
 
   // product(s, r, columns, rows) for each strip r of each head, a tile of columns at a time; column n is row first + n.
@@ -116,12 +113,11 @@ class ForwardDirect {
     for (index_t n = seen.begin / tile * tile; n < seen.end; n += tile)
       for (index_t i = 0; i < count; ++i) {
         const Scratch s = plan_.slot(scratch, i);
-        const index_t row = max_of(n, seen.begin) + first;
-        ask_for_pages(stream, row, i, count);
+        ask_for_pages(stream, max_of(n, seen.begin) + first, i, count);
         for (index_t r = 0; r < s.block->rows; r += kRows) {
           const Columns& c = s.columns[r / kRows];
           const Range columns{max_of(n, c.begin), min_of(n + tile, min_of(c.end, c.keys))};
-          if (!columns.empty()) product(s, r, columns, rows_of(stream, first, row, i, count));
+          if (!columns.empty()) product(s, r, columns, rows_of(stream, first, i, count));
         }
       }
   }
