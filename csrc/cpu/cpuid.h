@@ -16,7 +16,8 @@ Features detect_features();
 
 /// Whether what is to be read soon is better asked for into L2 than into L1. A prefetch into L1 holds one of its few
 /// miss buffers (24 in Zen 4) for as long as memory takes, and so do the loads beside it: decoding read 8.8 GB/s on a
-/// core of a Zen 4 by such prefetches and 17 by those into L2, which do nothing on a Zen 5. A Xeon does not care.
+/// core of a Zen 4 by such prefetches and 17 by those into L2. A Zen 5 gained nothing from those into L2 when it
+/// packed, and lost by them when it decoded; a Xeon does not care (docs/cpu-kernels.md).
 bool prefetches_into_l2();
 
 }  // namespace flash_attn::cpu

@@ -63,7 +63,7 @@ struct DirectFormat<Target<SimdT, Bf16Pairs, Rows, PanelVectors>, BFloat16> {
 };
 #endif
 
-// What memory is asked for ahead of its turn: into L1, or into L2 only, where the processor heeds that.
+// Where memory that is asked for ahead of its turn goes: into L1, or into L2 only (see prefetches_into_l2).
 struct IntoL1 {
   static FA_INLINE void ask(const void* line) { FA_PREFETCH(line); }
 };

@@ -219,7 +219,8 @@ class Forward {
   }
 
   // What the next block of a head will load under a window: its queries, and keys before those that this one has seen
-  // to. Where all keys are packed before, queries alone are not worth the asking.
+  // to. Where all keys are packed before, queries alone are not worth the asking. Strips that overlap exp2 with
+  // products do the asking, others take no notice.
   void find_next(Block& block) const {
     if (block.rows == 0 || block.first == 0) return;
     const index_t first = block.first - plan_.tiles.queries, hk = block.h / p_.group();

@@ -68,7 +68,7 @@ class Addend {
       load_(source, n, out);
       // Rows lie too far apart for the processor to foresee the next one.
       const char* const next = source + ahead * bias.row_stride * element_;
-      for (index_t byte = 0; ahead != 0 && byte < n * element_; byte += kCacheLine) Simd::prefetch(next + byte);
+      for (index_t byte = 0; ahead != 0 && byte < n * element_; byte += kCacheLine) FA_PREFETCH_L2(next + byte);
     } else {
       fill(out, 0, round_up(n, W), Real(0));
     }

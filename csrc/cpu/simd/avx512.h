@@ -99,8 +99,6 @@ struct Avx512Simd {
     const __m512i out = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), rounded, quiet);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(out, 16)));
   }
-  // Asks for what lies at p, to be there soon.
-  static FA_INLINE void prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T1); }
   static FA_INLINE V iota() { return V(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)); }
   static FA_INLINE float reduce_max(V x) { return _mm512_reduce_max_ps(x.v); }
   static FA_INLINE float reduce_sum(V x) { return _mm512_reduce_add_ps(x.v); }

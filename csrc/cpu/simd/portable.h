@@ -153,7 +153,6 @@ struct PortableSimd {
   static FA_INLINE void store(T* p, V x) {
     for (int i = 0; i < W; ++i) p[i] = from_float<T>(x.lane[i]);
   }
-  static FA_INLINE void prefetch(const char*) {}
   // 0, 1, 2, ...
   static FA_INLINE V iota() {
     V out;
