@@ -196,7 +196,8 @@ class ForwardStrips {
 
   // The products of keys with the first panel of V take in exp2 of keys a bit further on.
   void weigh_and_multiply(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
-    constexpr index_t kSum = kStepsPerSum * kStep, kAhead = 3 * W;
+    // Two turns: the first sum may end inside of one, and exp2 is taken by whole turns.
+    constexpr index_t kAhead = 4 * W;
     block.next.q.ask(r / kRows);
     Shifts<kRows> shifts;
     using Pitch = ScorePitch<Target>;
@@ -205,16 +206,10 @@ class ForwardStrips {
     const Panels<Target> v = plan_.packed.v(block.packed, packed_keys(block, c));
     const index_t width = v.width(0);
     block.next.k.ask(r / kRows);
-    const auto products = [&](index_t from, index_t to, auto&& beside) {
-      multiply_panel_of<Target, true>(
-          width / W, from / kStep, to / kStep, StripA<Elem, Pitch, FixedStep>{s.probabilities + (from - at), {}, {}},
-          v.panel(0) + from * width, width * kStep, s.o + r * plan_.o_stride, plan_.o_stride, beside);
-    };
-    // The first sum may begin anywhere, the others at whole vectors.
-    const index_t first = min_of(round_up(begin, kSum), end);
-    weights.walk(ceil_div(first + kAhead - (at + c.begin), W));
-    products(begin, first, NothingBeside());
-    products(first, end, weights);
+    weights.walk(ceil_div(c.seen.begin + kAhead - c.begin, W));
+    multiply_panel_of<Target, true>(
+        width / W, begin / kStep, end / kStep, StripA<Elem, Pitch, FixedStep>{s.probabilities + c.seen.begin, {}, {}},
+        v.panel(0) + begin * width, width * kStep, s.o + r * plan_.o_stride, plan_.o_stride, weights);
     block.next.v.ask(r / kRows);
     multiply_values(block, r, c, width, s);
     end_softmax(weights, r, s);
