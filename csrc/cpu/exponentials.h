@@ -9,8 +9,8 @@ namespace flash_attn::cpu {
 template <class Target>
 inline constexpr int kRowsAbreast = Target::kRows % 4 == 0 ? 4 : 2;
 
-// exp2 over N rows of scores, stride apart. What is kept of a probability makes P, all of it makes the sum. Vector by
-// vector and row by row, so that it can run beside a product (gemm.h).
+// exp2 over N rows of scores, stride apart. What is kept of a probability makes P, all of it makes the sum. As many
+// vectors of a row at a time as fill one of P, row by row, so that it can run beside a product (gemm.h).
 template <class Target, int N, class Stride = index_t>
 struct Exponentials {
   using Elem = typename Target::Elem;
@@ -19,7 +19,8 @@ struct Exponentials {
   using V = typename Simd::V;
   using Format = typename Target::Format;
   static constexpr int W = Simd::W;
-  static constexpr int kParts = N, kSteps = max_of<int>(1, W / (Format::kStep * N));
+  static constexpr int kVectors = Format::kStep;
+  static constexpr int kParts = N, kSteps = max_of<int>(1, W / N);
 
   const Real* x;
   Elem* probabilities;
@@ -40,33 +41,47 @@ struct Exponentials {
     for (V& of_row : sum) of_row = V(Real(0));
   }
 
-  // The next vector of row `Part`; the last row goes on to the next columns.
+  // The next vectors of row `Part`; the last row goes on to the next columns.
   template <int Part>
   FA_INLINE void operator()(std::integral_constant<int, Part>) {
-    take<Part>([](V p) { return p; });
-    if (Part == N - 1) x += W, probabilities += W, --left;
+    V p[kVectors];
+    for (int n = 0; n < kVectors; ++n) {
+      p[n] = weight<Part>(n * W);
+      sum[Part] = sum[Part] + p[n];
+    }
+    Format::store_all(probabilities + Part * stride, p);
+    if (Part == N - 1) go_on(kVectors);
   }
-  FA_INLINE bool more() const { return left > 0; }
+  FA_INLINE bool more() const { return left >= kVectors; }
 
-  // The next vectors, so many at most.
+  // So many vectors of each row, one more where what is left would not be whole turns.
   FA_INLINE void walk(index_t vectors) {
-    for (const index_t then = max_of<index_t>(left - vectors, 0); left > then;)
-      each_part([&](auto part) { (*this)(part); }, std::make_integer_sequence<int, N>());
+    const index_t then = max_of<index_t>(left - vectors, 0) / kVectors * kVectors;
+    for (; (left - then) % kVectors > 0; go_on(1)) each_row([&](auto row) { take<row>([](V p) { return p; }); });
+    while (left > then) each_row(*this);
   }
   // All that is left. With dropout: bit `column` of a row says whether its next probability is kept.
   FA_INLINE void walk(const std::uint8_t* kept, index_t kept_stride, index_t column) {
-    for (; left > 0; --left, column += W, x += W, probabilities += W)
-      each_part(
-          [&](auto part) { take<part>([&](V p) { return Simd::keep_where(p, kept + part * kept_stride, column); }); },
-          std::make_integer_sequence<int, N>());
+    for (; left > 0; column += W, go_on(1))
+      each_row(
+          [&](auto row) { take<row>([&](V p) { return Simd::keep_where(p, kept + row * kept_stride, column); }); });
   }
 
  private:
-  template <int Part, class Keep>
+  template <class Work>
+  static FA_INLINE void each_row(Work&& work) {
+    each_part(work, std::make_integer_sequence<int, N>());
+  }
+  FA_INLINE void go_on(index_t vectors) { x += vectors * W, probabilities += vectors * W, left -= vectors; }
+  template <int Row>
+  FA_INLINE V weight(index_t column) const {
+    return softmax_weight_beside_products(fma(Simd::load(x + Row * stride + column), V(factor[Row]), V(shift[Row])));
+  }
+  template <int Row, class Keep>
   FA_INLINE void take(const Keep& keep) {
-    const V p = softmax_weight(fma(Simd::load(x + Part * stride), V(factor[Part]), V(shift[Part])));
-    sum[Part] = sum[Part] + p;
-    Format::store(probabilities + Part * stride, keep(p));
+    const V p = weight<Row>(0);
+    sum[Row] = sum[Row] + p;
+    Format::store(probabilities + Row * stride, keep(p));
   }
 };
 

@@ -34,6 +34,7 @@ struct Scalars {
   static FA_INLINE V load(const Elem* b) { return Simd::load(b); }
   static FA_INLINE V multiply_add(V a, V b, V c) { return fma(a, b, c); }
   static FA_INLINE void store(Elem* p, V x) { Simd::store(p, x); }
+  static FA_INLINE void store_all(Elem* p, const V (&x)[kStep]) { store(p, x[0]); }
   static FA_INLINE V tanh_of_product(V x, V factor) { return vtanh(x * factor); }
 
   // W rows of W k-steps, for a B with the rows as columns; strides in elements.
@@ -62,8 +63,12 @@ struct Bf16Pairs {
   }
   static FA_INLINE __m256i round(V x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v)); }
   static FA_INLINE void store(Elem* p, V x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round(x)); }
+  // One after the other.
+  static FA_INLINE void store_all(Elem* p, const V (&x)[kStep]) {
+    _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x[1].v, x[0].v)));
+  }
   // Not to the last place, which bf16 does not show; the LSE, which is fp32, stays within its tolerance.
-  static FA_INLINE V tanh_of_product(V x, V factor) { return tanh_by_exp2(x, factor); }
+  static FA_INLINE V tanh_of_product(V x, V factor) { return tanh_by_exp2<32>(x, factor); }
   // Lane by lane the pair (x, y): two rows of a matrix as k-steps of its transpose.
   static FA_INLINE void store_pairs(Elem* p, V x, V y) { _mm512_storeu_si512(p, pairs(round(x), round(y))); }
   // A pair is one word; Avx512Simd::transpose moves words and never reads their value.

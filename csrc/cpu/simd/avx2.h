@@ -11,7 +11,6 @@
 namespace flash_attn::cpu {
 
 struct Avx2Vector {
-  static constexpr int kExp2Entries = 8;
   __m256 v;
   Avx2Vector() = default;
   FA_INLINE explicit Avx2Vector(__m256 x) : v(x) {}
@@ -31,7 +30,9 @@ FA_INLINE Avx2Vector fma(Avx2Vector a, Avx2Vector b, Avx2Vector c) {
 FA_INLINE Avx2Vector select_less(Avx2Vector a, Avx2Vector b, Avx2Vector then, Avx2Vector otherwise) {
   return Avx2Vector(_mm256_blendv_ps(otherwise.v, then.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)));
 }
+template <int Steps>
 FA_INLINE Avx2Vector exp2_steps(Avx2Vector t) {
+  static_assert(Steps == 8);
   const __m256i n = _mm256_castps_si256(t.v);
   const __m256 table = _mm256_setr_ps(1.0f, 0.982753873f, 0.969603539f, 0.960919797f, 0.957106769f, 0.958605409f,
                                       0.965896428f, 0.979504049f);
@@ -41,8 +42,8 @@ FA_INLINE Avx2Vector exp2_steps(Avx2Vector t) {
 FA_INLINE Avx2Vector zero_below(Avx2Vector y, Avx2Vector x, float bound) {
   return Avx2Vector(_mm256_and_ps(y.v, _mm256_cmp_ps(x.v, _mm256_set1_ps(bound), _CMP_NLT_UQ)));
 }
-FA_INLINE Avx2Vector exp2(Avx2Vector x) { return exp2_by_table(x, -126.0f); }
-FA_INLINE Avx2Vector softmax_weight(Avx2Vector x) { return exp2_by_table(x, kLeastWeight); }
+FA_INLINE Avx2Vector softmax_weight(Avx2Vector x) { return weight_by_table<8>(x); }
+FA_INLINE Avx2Vector softmax_weight_beside_products(Avx2Vector x) { return weight_by_table<8>(x); }
 FA_INLINE Avx2Vector vtanh(Avx2Vector x) { return tanh_rational(x); }
 
 // 4 numbers of 32 bits, each in a lane of 64.

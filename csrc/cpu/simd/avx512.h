@@ -12,7 +12,6 @@
 namespace flash_attn::cpu {
 
 struct Avx512Vector {
-  static constexpr int kExp2Entries = 16;
   __m512 v;
   Avx512Vector() = default;
   FA_INLINE explicit Avx512Vector(__m512 x) : v(x) {}
@@ -32,23 +31,38 @@ FA_INLINE Avx512Vector fma(Avx512Vector a, Avx512Vector b, Avx512Vector c) {
 FA_INLINE Avx512Vector select_less(Avx512Vector a, Avx512Vector b, Avx512Vector then, Avx512Vector otherwise) {
   return Avx512Vector(_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), otherwise.v, then.v));
 }
+template <int Steps>
 FA_INLINE Avx512Vector exp2_steps(Avx512Vector t) {
+  static_assert(Steps == 16 || Steps == 32);
   const __m512i n = _mm512_castps_si512(t.v);
-  const __m512 table = _mm512_setr_ps(1.0f, 0.990886867f, 0.982753873f, 0.97564429f, 0.969603539f, 0.964678884f,
-                                      0.960919797f, 0.958377779f, 0.957106769f, 0.957163095f, 0.958605409f,
-                                      0.961495161f, 0.965896428f, 0.971876085f, 0.979504049f, 0.988853276f);
-  const __m512i fraction = _mm512_castps_si512(_mm512_permutexvar_ps(n, table));
-  return Avx512Vector(_mm512_castsi512_ps(_mm512_add_epi32(fraction, _mm512_slli_epi32(n, 19))));
+  __m512 entry;
+  if constexpr (Steps == 16) {
+    entry = _mm512_permutexvar_ps(
+        n, _mm512_setr_ps(1.0f, 0.990886867f, 0.982753873f, 0.97564429f, 0.969603539f, 0.964678884f, 0.960919797f,
+                          0.958377779f, 0.957106769f, 0.957163095f, 0.958605409f, 0.961495161f, 0.965896428f,
+                          0.971876085f, 0.979504049f, 0.988853276f));
+  } else {
+    const __m512 low = _mm512_setr_ps(1.0f, 0.995323598f, 0.990886867f, 0.98669523f, 0.982753873f, 0.979068398f,
+                                      0.97564429f, 0.97248745f, 0.969603539f, 0.966998696f, 0.964678884f, 0.962650478f,
+                                      0.960919797f, 0.959493339f, 0.958377779f, 0.95757997f);
+    const __m512 high = _mm512_setr_ps(
+        0.957106769f, 0.956965387f, 0.957163095f, 0.957707226f, 0.958605409f, 0.959865451f, 0.961495161f, 0.963502765f,
+        0.965896428f, 0.968684673f, 0.971876085f, 0.975479543f, 0.979504049f, 0.98395884f, 0.988853276f, 0.994197071f);
+    entry = _mm512_permutex2var_ps(low, n, high);
+  }
+  constexpr int kExponent = Steps == 16 ? 19 : 18;
+  return Avx512Vector(
+      _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(entry), _mm512_slli_epi32(n, kExponent))));
 }
 FA_INLINE Avx512Vector zero_below(Avx512Vector y, Avx512Vector x, float bound) {
   return Avx512Vector(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(bound), _CMP_NLT_UQ), y.v));
 }
-FA_INLINE Avx512Vector exp2(Avx512Vector x) { return exp2_by_table(x, -126.0f); }
-FA_INLINE Avx512Vector softmax_weight(Avx512Vector x) { return exp2_by_table(x, kLeastWeight); }
+FA_INLINE Avx512Vector softmax_weight(Avx512Vector x) { return weight_by_table<16>(x); }
+FA_INLINE Avx512Vector softmax_weight_beside_products(Avx512Vector x) { return weight_by_adders<32>(x); }
 FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_rational(x); }
+template <int Steps>
 FA_INLINE Avx512Vector exp2_remainder(Avx512Vector y) {
-  static_assert(Avx512Vector::kExp2Entries == 1 << 4);
-  return Avx512Vector(_mm512_reduce_ps(y.v, 4 << 4));
+  return Avx512Vector(_mm512_reduce_ps(y.v, (Steps == 16 ? 4 : 5) << 4));
 }
 // Compared as integers, which every pipeline does, negative floats are in the wrong order, but below all others.
 FA_INLINE Avx512Vector clamp_by_bits(Avx512Vector t, float low, float high) {

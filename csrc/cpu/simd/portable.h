@@ -70,13 +70,13 @@ FA_PORTABLE scale_by_power(PortableVector<R, Lanes> y, PortableVector<R, Lanes> 
 }
 
 template <int Lanes>
-FA_INLINE PortableVector<float, Lanes> exp2(PortableVector<float, Lanes> x) {
-  return exp2_polynomial(x);
-}
-template <int Lanes>
 FA_INLINE PortableVector<float, Lanes> softmax_weight(PortableVector<float, Lanes> x) {
   using V = PortableVector<float, Lanes>;
   return select_less(x, V(kLeastWeight), V(0.0f), exp2_polynomial(vmax(V(kLeastWeight), x)));
+}
+template <class R, int Lanes>
+FA_INLINE PortableVector<R, Lanes> softmax_weight_beside_products(PortableVector<R, Lanes> x) {
+  return softmax_weight(x);
 }
 template <int Lanes>
 FA_INLINE PortableVector<float, Lanes> vtanh(PortableVector<float, Lanes> x) {
@@ -84,13 +84,9 @@ FA_INLINE PortableVector<float, Lanes> vtanh(PortableVector<float, Lanes> x) {
 }
 // fp64 is the precision that everything else is checked against: the C library's functions.
 template <int Lanes>
-FA_INLINE PortableVector<double, Lanes> exp2(PortableVector<double, Lanes> x) {
+FA_INLINE PortableVector<double, Lanes> softmax_weight(PortableVector<double, Lanes> x) {
   using R = double;
   FA_PORTABLE_LANES(::exp2(x.lane[i]));
-}
-template <int Lanes>
-FA_INLINE PortableVector<double, Lanes> softmax_weight(PortableVector<double, Lanes> x) {
-  return exp2(x);
 }
 template <int Lanes>
 FA_INLINE PortableVector<double, Lanes> vtanh(PortableVector<double, Lanes> x) {

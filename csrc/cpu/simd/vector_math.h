@@ -1,39 +1,52 @@
-// exp2 and tanh over any vector type V with fp32 lanes. Coefficients: minimax fits of this project.
+// Softmax weights and tanh over any vector type V with fp32 lanes. Coefficients: minimax fits of this project.
 #pragma once
 
 #include "core/platform.h"
 
 namespace flash_attn::cpu {
 
-// step * 2^f, by a cubic (relative error 2.5e-8 on [-1/16, 1/16]).
-template <class V>
-FA_INLINE V exp2_near(V step, V f) {
+// (2^f - 1) / f for a table of so many steps, so that step * 2^f = step + step f times this: a parabola on
+// [-1/16, 1/16] (relative error of 2^f 2.5e-8), a line on [-1/64, 1/64] (5.3e-8).
+template <int Steps, class V>
+FA_INLINE V exp2_slope(V f) {
+  static_assert(Steps >= 8);
+  if constexpr (Steps >= 32) return fma(V(0.24022653f), f, V(0.69315733f));
   V y = V(0.0554962218091f);
   y = fma(y, f, V(0.24025763004f));
-  y = fma(y, f, V(0.693147214261f));
-  return fma(step * f, y, step);
+  return fma(y, f, V(0.693147214261f));
 }
 
-// 1.5 * 2^23 / V::kExp2Entries: adding it rounds to the next of so many steps and leaves the step's number in the low
-// bits.
-template <class V>
-inline constexpr float kExp2Shift = 12582912.0f / V::kExp2Entries;
+// 1.5 * 2^23 / Steps: adding it rounds to the next of so many steps of 1 and leaves the step's number in the low bits.
+template <int Steps>
+inline constexpr float kExp2Shift = 12582912.0f / Steps;
 
 // Softmax weights below 2^this are 0: a sum that holds 2^0 shows nothing of them. Times V they would make subnormal
 // numbers, each of which takes Intel's processors more than 100 cycles (Intel 64 and IA-32 Architectures Optimization
 // Reference Manual, on floating-point assists); with ALiBi a row has hundreds.
-inline constexpr float kLeastWeight = -100.0f;
+inline constexpr float kLeastWeight = -100.0f, kTwoToLeastWeight = 7.88860905e-31f;
 
-// 2^x for x < 128, by a table of 2^(k / V::kExp2Entries) and exp2_near. Below `least`, -126 or more, the result is 0. V
-// provides exp2_steps(t) = 2^(n / V::kExp2Entries) for the integer n in the low bits of t, and zero_below(y, x, bound),
-// which is 0 where x < bound. The steps come from a table by the lowest bits of n; what is left of n belongs to the
-// exponent. An entry's bits are those of 2^(k / kExp2Entries) less k shifted to the exponent's end, so that the whole
-// of n can be added to them. Steps of what is to be 0 are 0 too, so that none of them is subnormal.
-template <class V>
-FA_INLINE V exp2_by_table(V x, float least) {
-  const V t = x + V(kExp2Shift<V>);
-  const V f = x - (t - V(kExp2Shift<V>));
-  return zero_below(exp2_near(zero_below(exp2_steps(t), x, least), f), x, least);
+// 2^x for x < 128 within 2 ulp, 0 below kLeastWeight. V provides zero_below(y, x, bound), which is 0 where x < bound,
+// and exp2_steps<Steps>(t) = 2^(n / Steps) for the integer n in the low bits of t: a table's entry by the lowest bits
+// of n, whose other bits belong to the exponent. An entry's bits are those of 2^(k / Steps) less k shifted to the
+// exponent's end, so that the whole of n can be added to them. Steps of what is to be 0 are 0 too, so that none of them
+// is subnormal.
+template <int Steps, class V>
+FA_INLINE V weight_by_table(V x) {
+  const V t = x + V(kExp2Shift<Steps>);
+  const V f = x - (t - V(kExp2Shift<Steps>));
+  const V step = zero_below(exp2_steps<Steps>(t), x, kLeastWeight);
+  return zero_below(fma(step * f, exp2_slope<Steps>(f), step), x, kLeastWeight);
+}
+
+// The same for where products keep the multipliers busy, which do a Zen 4's comparisons: 2^x - 2^kLeastWeight, of which
+// the difference does not show from -75 on, and which is 0 below kLeastWeight since x is taken no lower.
+template <int Steps, class V>
+FA_INLINE V weight_by_adders(V x) {
+  x = vmax(V(kLeastWeight), x);  // NaN stays.
+  const V t = x + V(kExp2Shift<Steps>);
+  const V f = x - (t - V(kExp2Shift<Steps>));
+  const V step = exp2_steps<Steps>(t);
+  return fma(step * f, exp2_slope<Steps>(f), step - V(kTwoToLeastWeight));
 }
 
 // 2^x for x < 128 without a table: relative error 2e-9 on [-1/2, 1/2]. Below -150 the result is 0; V provides
@@ -84,15 +97,17 @@ FA_INLINE V select_between(V x, V begin, V end, V inside, V outside) {
   return select_less(x, begin, outside, select_less(x, end, inside, outside));
 }
 
-// tanh(x * factor) = 1 - 1 / (1/2 + 2^y), y = 2 log2(e) x factor - 1: within 2e-7, so that what is small keeps few
-// digits, but with two thirds of the operations of tanh_rational. V provides exp2_remainder(y), what rounding to a
-// multiple of 1 / V::kExp2Entries takes away, 0 for infinities; and clamp_by_bits(t, low, high), positive bounds, which
-// may turn NaN into a number.
-template <class V>
+// tanh(x * factor) = 1 - 1 / (1/2 + 2^y), y = 2 log2(e) x factor - 1: within 2.5e-7, so that what is small keeps few
+// digits, but with two thirds of the operations of tanh_rational. V provides exp2_remainder<Steps>(y), what rounding to
+// a multiple of 1 / Steps takes away, 0 for infinities; and clamp_by_bits(t, low, high), positive bounds, which may
+// turn NaN into a number.
+template <int Steps, class V>
 FA_INLINE V tanh_by_exp2(V x, V factor) {
+  constexpr float kShift = kExp2Shift<Steps>;
   const V y = fma(x, factor * V(2.885390082f), V(-1.0f));
-  const V t = clamp_by_bits(y + V(kExp2Shift<V>), kExp2Shift<V> - 60.0f, kExp2Shift<V> + 60.0f);
-  return V(1.0f) - V(1.0f) / (V(0.5f) + exp2_near(exp2_steps(t), exp2_remainder(y)));
+  const V step = exp2_steps<Steps>(clamp_by_bits(y + V(kShift), kShift - 60.0f, kShift + 60.0f));
+  const V f = exp2_remainder<Steps>(y);
+  return V(1.0f) - V(1.0f) / (V(0.5f) + fma(step * f, exp2_slope<Steps>(f), step));
 }
 
 }  // namespace flash_attn::cpu

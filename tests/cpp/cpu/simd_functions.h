@@ -14,8 +14,8 @@ struct SimdFunctions {
   const char* name;
   index_t lanes;
   // n is a multiple of `lanes`.
-  void (*exp2)(const float* in, index_t n, float* out);
   void (*softmax_weight)(const float* in, index_t n, float* out);
+  void (*softmax_weight_beside_products)(const float* in, index_t n, float* out);
   void (*tanh)(const float* in, index_t n, float* out);
   // tanh_by_exp2(in, kTanhFactor), null where there is none.
   void (*tanh_by_exp2)(const float* in, index_t n, float* out);
@@ -26,25 +26,32 @@ struct SimdFunctions {
 
 template <class Simd>
 struct SimdFunctionsOf {
-  static void exp2_of(const float* in, index_t n, float* out) {
-    for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, exp2(Simd::load(in + i)));
-  }
   static void weight_of(const float* in, index_t n, float* out) {
     for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, softmax_weight(Simd::load(in + i)));
+  }
+  static void weight_beside_products_of(const float* in, index_t n, float* out) {
+    for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, softmax_weight_beside_products(Simd::load(in + i)));
   }
   static void tanh_of(const float* in, index_t n, float* out) {
     for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, vtanh(Simd::load(in + i)));
   }
   static void tanh_by_exp2_of(const float* in, index_t n, float* out) {
     for (index_t i = 0; i < n; i += Simd::W)
-      Simd::store(out + i, tanh_by_exp2(Simd::load(in + i), typename Simd::V(kTanhFactor)));
+      Simd::store(out + i, tanh_by_exp2<32>(Simd::load(in + i), typename Simd::V(kTanhFactor)));
   }
   // A template, so that only what is asked for is compiled.
   template <bool HasTanhByExp2 = false>
   static constexpr SimdFunctions table(const char* name) {
     void (*by_exp2)(const float*, index_t, float*) = nullptr;
     if constexpr (HasTanhByExp2) by_exp2 = tanh_by_exp2_of;
-    return {name, Simd::W, exp2_of, weight_of, tanh_of, by_exp2, cpu::dropout_row<Simd>, cpu::dropout_columns<Simd>};
+    return {name,
+            Simd::W,
+            weight_of,
+            weight_beside_products_of,
+            tanh_of,
+            by_exp2,
+            cpu::dropout_row<Simd>,
+            cpu::dropout_columns<Simd>};
   }
 };
 

@@ -52,63 +52,50 @@ void for_floats(const SimdFunctions& s, void (*f)(const float*, index_t, float*)
 // Every 997th float; FLASH_ATTN_EXHAUSTIVE=1: every float (10^9, minutes).
 std::uint32_t stride() { return std::getenv("FLASH_ATTN_EXHAUSTIVE") ? 1 : 997; }
 
-// Below -126, where the true value is not a normal number, 0 is as good as its neighbours.
-TEST_P(Simd, Exp2WithinTwoUlps) {
-  const SimdFunctions& s = *GetParam();
+// The greatest error of softmax weights in ulp, of x from `least` to 127.
+double worst_weight(const SimdFunctions& s, void (*weight)(const float*, index_t, float*), float least) {
   double worst = 0.0;
-  float at = 0.0f;
-  for_floats(s, s.exp2, -0.0f, -126.0f, stride(), [&](float x, float got) {
+  const auto check = [&](float x, float got) {
     const double error = ulps(got, std::exp2(double(x)));
-    if (!(error <= worst)) worst = error, at = x;
-  });
-  EXPECT_LE(worst, 2.0) << s.name << " at " << at;
-  for_floats(s, s.exp2, 0.0f, 127.0f, stride(), [&](float x, float got) {
-    const double error = ulps(got, std::exp2(double(x)));
-    if (!(error <= worst)) worst = error, at = x;
-  });
-  EXPECT_LE(worst, 2.0) << s.name << " at " << at;
-  RecordProperty("worst_ulps", std::to_string(worst));
-}
-
-// exp2, but 0 from where sums that hold 1 show nothing of it.
-TEST_P(Simd, SoftmaxWeights) {
-  const SimdFunctions& s = *GetParam();
-  const auto exp2_of = [&](float x) {
-    std::vector<float> in(s.lanes, x), out(s.lanes);
-    s.exp2(in.data(), s.lanes, out.data());
-    return out[0];
-  };
-  for_floats(s, s.softmax_weight, -0.0f, -100.0f, 99991, [&](float x, float got) { EXPECT_EQ(got, exp2_of(x)) << x; });
-  for_floats(s, s.softmax_weight, std::nextafter(-100.0f, -101.0f), -3e38f, 9973,
-             [&](float x, float got) { EXPECT_EQ(got, 0.0f) << x; });
-  std::vector<float> in(s.lanes, -std::numeric_limits<float>::infinity()), out(s.lanes);
-  in[1] = std::numeric_limits<float>::quiet_NaN();
-  in[2] = -100.0f;
-  s.softmax_weight(in.data(), s.lanes, out.data());
-  EXPECT_EQ(out[0], 0.0f);
-  EXPECT_TRUE(std::isnan(out[1]));
-  EXPECT_EQ(out[2], std::ldexp(1.0f, -100));
-}
-
-TEST_P(Simd, Exp2OutsideTheNormalRange) {
-  const SimdFunctions& s = *GetParam();
-  const float smallest = std::numeric_limits<float>::min();
-  for_floats(s, s.exp2, -126.0f, -3e38f, 9973, [&](float x, float got) {
-    EXPECT_GE(got, 0.0f) << x;
-    EXPECT_LE(got, smallest) << x;
-    if (x < -150.0f) {
-      EXPECT_EQ(got, 0.0f) << x;
+    if (!(error <= worst)) {
+      worst = error;
+      EXPECT_LE(error, 2.0) << s.name << " at " << x;
     }
+  };
+  for_floats(s, weight, -0.0f, least, stride(), check);
+  for_floats(s, weight, 0.0f, 127.0f, stride(), check);
+  return worst;
+}
+
+TEST_P(Simd, SoftmaxWeightsWithinTwoUlps) {
+  const SimdFunctions& s = *GetParam();
+  RecordProperty("worst_ulps", std::to_string(worst_weight(s, s.softmax_weight, -100.0f)));
+  RecordProperty("worst_ulps_beside_products",
+                 std::to_string(worst_weight(s, s.softmax_weight_beside_products, -75.0f)));
+}
+
+// From where sums that hold 1 show nothing of a weight, 2^-100 may be missing of it beside products; below that it is
+// 0.
+TEST_P(Simd, SmallSoftmaxWeights) {
+  const SimdFunctions& s = *GetParam();
+  for_floats(s, s.softmax_weight_beside_products, -75.0f, -100.0f, 997, [&](float x, float got) {
+    const double weight = std::exp2(double(x));
+    EXPECT_NEAR(got, weight, std::ldexp(1.0, -100) + std::ldexp(weight, -22)) << x;
+    EXPECT_GE(got, 0.0f) << x;
   });
-  std::vector<float> in(s.lanes, -std::numeric_limits<float>::infinity()), out(s.lanes);
-  in[1] = std::numeric_limits<float>::quiet_NaN();
-  in[2] = 0.0f;
-  in[3] = -1.0f;
-  s.exp2(in.data(), s.lanes, out.data());
-  EXPECT_EQ(out[0], 0.0f);
-  EXPECT_TRUE(std::isnan(out[1]));
-  EXPECT_EQ(out[2], 1.0f);
-  EXPECT_EQ(out[3], 0.5f);
+  for (const auto weight : {s.softmax_weight, s.softmax_weight_beside_products}) {
+    for_floats(s, weight, std::nextafter(-100.0f, -101.0f), -3e38f, 9973,
+               [&](float x, float got) { EXPECT_EQ(got, 0.0f) << x; });
+    std::vector<float> in(s.lanes, -std::numeric_limits<float>::infinity()), out(s.lanes);
+    in[1] = std::numeric_limits<float>::quiet_NaN();
+    in[2] = 0.0f;
+    in[3] = -1.0f;
+    weight(in.data(), s.lanes, out.data());
+    EXPECT_EQ(out[0], 0.0f);
+    EXPECT_TRUE(std::isnan(out[1]));
+    EXPECT_EQ(out[2], 1.0f);
+    EXPECT_EQ(out[3], 0.5f);
+  }
 }
 
 TEST_P(Simd, TanhWithinEightRoundings) {
@@ -141,7 +128,7 @@ TEST_P(Simd, TanhByExp2WithinItsAbsoluteError) {
                  const double error = std::abs(double(got) - std::tanh(double(x) * kTanhFactor));
                  if (!(error <= worst)) worst = error, at = x;
                });
-    EXPECT_LE(worst, 2e-7) << s.name << " at " << at;
+    EXPECT_LE(worst, 2.5e-7) << s.name << " at " << at;
   }
   std::vector<float> in(s.lanes, 0.0f), out(s.lanes, 1.0f);
   in[1] = std::numeric_limits<float>::quiet_NaN();
