@@ -80,8 +80,8 @@ class BackwardGradients {
     const bool per_query = addend_.columns_differ();
     for (index_t i = columns.begin; i < columns.end; i += W) {
       const V query = V(Real(i)) + Simd::iota(), zero = V(Real(0));
-      V ds[kRows];
-      const auto row = [&](index_t t) {
+      V ds[kRows], weights[kAbreast];
+      const auto row = [&](index_t t, V& weight) {
         const V capped = Simd::load(s.scores + t * ld + i);
         V score = capped * V(rule.factor()), dp = Simd::load(s.dp + t * ld + i);
         if (more)
@@ -102,11 +102,15 @@ class BackwardGradients {
           p = select_between(query, begin, end, p, zero);
           ds[t] = select_between(query, begin, end, ds[t], zero);
         }
-        Format::store(s.p_rows + t * ld + i, p);
-        Format::store(s.ds_rows + t * ld + i, ds[t]);
+        weight = p;
       };
-      for (index_t t = 0; t < kRows; t += kAbreast)
-        each_part([&](auto part) { row(t + part); }, std::make_integer_sequence<int, kAbreast>());
+      for (index_t t = 0; t < kRows; t += kAbreast) {
+        each_part([&](auto part) { row(t + part, weights[part]); }, std::make_integer_sequence<int, kAbreast>());
+        for (index_t n = 0; n < kAbreast; n += 2) {
+          Format::store_rows(s.p_rows + (t + n) * ld + i, ld, weights[n], weights[n + 1]);
+          Format::store_rows(s.ds_rows + (t + n) * ld + i, ld, ds[t + n], ds[t + n + 1]);
+        }
+      }
       ScoreGradients<Target>(s.ds, tiles_.keys, ld).store(strip.row, i, ds);
     }
   }
