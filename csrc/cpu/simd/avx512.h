@@ -62,6 +62,7 @@ FA_INLINE Avx512Vector softmax_weight_beside_products(Avx512Vector x) { return w
 FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_rational(x); }
 template <int Steps>
 FA_INLINE Avx512Vector exp2_remainder(Avx512Vector y) {
+  static_assert(Steps == 16 || Steps == 32);
   return Avx512Vector(_mm512_reduce_ps(y.v, (Steps == 16 ? 4 : 5) << 4));
 }
 // Compared as integers, which every pipeline does, negative floats are in the wrong order, but below all others.
