@@ -63,28 +63,60 @@ struct DirectFormat<Target<SimdT, Bf16Pairs, Rows, PanelVectors>, BFloat16> {
 };
 #endif
 
-// Where memory that is asked for ahead of its turn goes: into L1, or into L2 only (see prefetches_into_l2).
+// Where memory that is asked for ahead of its turn goes: into L1, or into L2 only (see prefetches_into_l2). The latter
+// waits for the translation of its address, which is therefore asked for before, by one line of each row.
 struct IntoL1 {
   static FA_INLINE void ask(const void* line) { FA_PREFETCH(line); }
+  static FA_INLINE void begin_row(const void* const*) {}
 };
 struct IntoL2 {
   static FA_INLINE void ask(const void* line) { FA_PREFETCH_L2(line); }
+  static FA_INLINE void begin_row(const void* const* row) { FA_PREFETCH(row[kRowsToTranslate]); }
 };
 
-// Rows of K or V: those of a key head start `offset` elements after the addresses. While row n is read, ahead[n] is
-// asked for, line by line, at the same offset: a guess where K's rows are followed by V's with other strides.
+// Rows of memory to ask for, `bytes` of each, which begin `offset` bytes after the addresses.
+struct RowsToAsk {
+  const void* const* first;
+  index_t offset, bytes;
+};
+
+// Their lines, one by one. As long as no more are asked for than n rows have, the addresses of n + 1 are read, and
+// those that IntoL2 translates.
+class LinesAhead {
+ public:
+  FA_INLINE explicit LinesAhead(const RowsToAsk& rows) : rows_(&rows), row_(rows.first) { begin_row(); }
+
+  template <class Into>
+  FA_INLINE void ask() {
+    Into::ask(line_);
+    line_ += kCacheLine;
+    if (line_ < end_) return;
+    Into::begin_row(++row_);
+    begin_row();
+  }
+
+ private:
+  FA_INLINE void begin_row() {
+    line_ = static_cast<const char*>(*row_) + rows_->offset;
+    end_ = line_ + rows_->bytes;
+  }
+
+  const RowsToAsk* rows_;
+  const void* const* row_;
+  const char* line_;
+  const char* end_;
+};
+
+// Rows of K or V: those of a key head start `offset` elements after the addresses. `ahead` is what to ask for
+// meanwhile.
 struct DirectRows {
   const void* const* address;
-  const void* const* ahead;
   index_t offset;
+  RowsToAsk ahead;
 
   template <class T>
   FA_INLINE const T* row(index_t n) const {
     return static_cast<const T*>(address[n]) + offset;
-  }
-  template <class T>
-  FA_INLINE const T* row_ahead(index_t n) const {
-    return static_cast<const T*>(ahead[n]) + offset;
   }
 };
 
@@ -101,10 +133,10 @@ FA_INLINE void dot_step(const typename Target::Elem* q, index_t q_stride, const 
   }
 }
 
-// scores[r * ld + n] = q[r] . rows[n] for the kRows queries of a strip and n in [begin, end).
+// scores[r * kDirectKeys + n] = q[r] . rows[n] for the kRows queries of a strip and n in [begin, end).
 template <class Target, class T, class Into>
-void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, DirectRows rows, index_t begin, index_t end,
-              typename Target::Real* scores, index_t ld) {
+void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const DirectRows& rows, index_t begin,
+              index_t end, typename Target::Real* scores) {
   using Direct = DirectFormat<Target, T>;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
@@ -112,25 +144,23 @@ void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, Direc
   constexpr index_t kLine = kCacheLine / index_t(sizeof(T));
   static_assert(Target::kRows % R == 0);
   const index_t whole = D / Direct::kLength * Direct::kLength;
+  LinesAhead ahead(rows.ahead);
   for (index_t n = begin; n < end; n += N) {
-    const T *row[N], *ahead[N];
-    for (int k = 0; k < N; ++k) {
-      row[k] = rows.row<T>(min_of(n + k, end - 1));
-      ahead[k] = rows.row_ahead<T>(min_of(n + k, end - 1));
-    }
+    const T* row[N];
+    for (int k = 0; k < N; ++k) row[k] = rows.row<T>(min_of(n + k, end - 1));
     for (int r = 0; r < Target::kRows; r += R) {
       V sum[W];
       for (int i = 0; i < W; ++i) sum[i] = V(typename Target::Real(0));
       const auto* const queries = q + r * q_stride;
       for (index_t d = 0; d < whole; d += Direct::kLength) {
-        for (int k = 0; k < N && r == 0 && d % kLine == 0; ++k) Into::ask(ahead[k] + d);
+        for (int k = 0; k < N && r == 0 && d % kLine == 0; ++k) ahead.template ask<Into>();
         dot_step<Target, T, R, N>(queries, q_stride, row, d, sum);
       }
       if (whole < D) dot_step<Target, T, R, N>(queries, q_stride, row, whole, sum, D - whole);
       alignas(64) typename Target::Real sums[W];
       Simd::store(sums, Simd::sum_each(sum));
       for (int i = 0; i < R; ++i) {
-        auto* const to = scores + (r + i) * ld + n;
+        auto* const to = scores + (r + i) * kDirectKeys + n;
         if (n + N <= end)
           std::memcpy(to, sums + i * N, N * sizeof(*sums));
         else
@@ -146,17 +176,19 @@ FA_INLINE index_t sums_stride(index_t features) {
   return round_up(features, 2 * Target::Simd::W);
 }
 
-// sums[r][at .. at + N * W) += sum over n in [begin, end) of p[r * ld + n] * rows[n][at ..]; p is 0 at `end` where
-// kStep does not divide it. Fresh: they are 0 before. Whole: there are that many features.
+// sums[r][at .. at + N * W) += sum over n in [begin, end) of p[r * kDirectKeys + n] * rows[n][at ..]; p is 0 at `end`
+// where kStep does not divide it. Fresh: they are 0 before. Whole: there are that many features.
 template <class Target, class T, class Into, int N, bool Whole>
-FA_INLINE void accumulate_columns(const typename Target::Elem* p, index_t ld, DirectRows rows, index_t begin,
-                                  index_t end, index_t at, index_t features, typename Target::Real* sums, bool fresh) {
+FA_INLINE void accumulate_columns(const typename Target::Elem* p, const DirectRows& rows, index_t begin, index_t end,
+                                  index_t at, index_t features, typename Target::Real* sums, bool fresh,
+                                  LinesAhead& lines_ahead) {
   using Direct = DirectFormat<Target, T>;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   constexpr index_t kStep = Target::Format::kStep, kWidth = N * Simd::W;
   constexpr index_t kLine = kCacheLine / index_t(sizeof(T));
   const index_t stride = sums_stride<Target>(features);
+  LinesAhead ahead = lines_ahead;
   V sum[Target::kRows][N];
   for (int r = 0; r < Target::kRows; ++r)
     for (int c = 0; c < N; ++c)
@@ -164,10 +196,8 @@ FA_INLINE void accumulate_columns(const typename Target::Elem* p, index_t ld, Di
   for (index_t n = begin; n < end; n += kStep) {
     const index_t last = min_of(n + kStep - 1, end - 1);
     const T* const row[2] = {rows.row<T>(n), rows.row<T>(last)};
-    for (index_t c = 0; c < kWidth && (kWidth >= kLine || at % kLine == 0); c += kLine) {
-      Into::ask(rows.row_ahead<T>(n) + at + c);
-      if (kStep > 1) Into::ask(rows.row_ahead<T>(last) + at + c);
-    }
+    for (index_t c = 0; c < kWidth && (kWidth >= kLine || at % kLine == 0) && (Whole || at + c < features); c += kLine)
+      for (index_t k = 0; k < kStep; ++k) ahead.template ask<Into>();
     decltype(Direct::load(row[0])) column[N];
     for (int c = 0; c < N; c += Direct::kVectors) {
       const index_t from = at + c * Simd::W;
@@ -177,26 +207,28 @@ FA_INLINE void accumulate_columns(const typename Target::Elem* p, index_t ld, Di
         Direct::columns(row, min_of(from, features), column + c, max_of<index_t>(features - from, 0));
     }
     for (int r = 0; r < Target::kRows; ++r) {
-      const auto weight = Target::Format::broadcast(p + r * ld + n);
+      const auto weight = Target::Format::broadcast(p + r * kDirectKeys + n);
       for (int c = 0; c < N; ++c) sum[r][c] = Target::Format::multiply_add(weight, column[c], sum[r][c]);
     }
   }
   for (int r = 0; r < Target::kRows; ++r)
     for (int c = 0; c < N; ++c) Simd::store(sums + r * stride + at + c * Simd::W, sum[r][c]);
+  lines_ahead = ahead;
 }
 
-// sums[r] += sum over n in [begin, end) of p[r * ld + n] * rows[n] for the kRows queries of a strip; begin is a
-// multiple of kStep. Fresh: sums are 0 before.
+// sums[r] += sum over n in [begin, end) of p[r * kDirectKeys + n] * rows[n] for the kRows queries of a strip; begin is
+// a multiple of kStep. Fresh: sums are 0 before.
 template <class Target, class T, class Into>
-void accumulate_rows(const typename Target::Elem* p, index_t ld, DirectRows rows, index_t begin, index_t end,
+void accumulate_rows(const typename Target::Elem* p, const DirectRows& rows, index_t begin, index_t end,
                      index_t features, typename Target::Real* sums, bool fresh) {
   constexpr index_t W = Target::Simd::W;
   constexpr int kWide = Target::kPanelVectors, kNarrow = kWide > 2 ? 2 : kWide;
+  LinesAhead ahead(rows.ahead);
   index_t at = 0;
   for (; at + kWide * W <= features; at += kWide * W)
-    accumulate_columns<Target, T, Into, kWide, true>(p, ld, rows, begin, end, at, features, sums, fresh);
+    accumulate_columns<Target, T, Into, kWide, true>(p, rows, begin, end, at, features, sums, fresh, ahead);
   for (; at < features; at += kNarrow * W)
-    accumulate_columns<Target, T, Into, kNarrow, false>(p, ld, rows, begin, end, at, features, sums, fresh);
+    accumulate_columns<Target, T, Into, kNarrow, false>(p, rows, begin, end, at, features, sums, fresh, ahead);
 }
 
 // o[r] += sums[r].
@@ -219,10 +251,10 @@ template <class Target>
 struct DirectProducts {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
-  void (*dots)(const Elem* q, index_t q_stride, index_t D, DirectRows rows, index_t begin, index_t end, Real* scores,
-               index_t ld);
-  void (*accumulate)(const Elem* p, index_t ld, DirectRows rows, index_t begin, index_t end, index_t features,
-                     Real* sums, bool fresh);
+  void (*dots)(const Elem* q, index_t q_stride, index_t D, const DirectRows& rows, index_t begin, index_t end,
+               Real* scores);
+  void (*accumulate)(const Elem* p, const DirectRows& rows, index_t begin, index_t end, index_t features, Real* sums,
+                     bool fresh);
   void (*add)(const Real* sums, index_t features, Real* o, index_t o_stride);
 };
 

@@ -129,7 +129,8 @@ struct ForwardPlan {
 
   Tiles tiles_for(int threads) const {
     Tiles t = forward_tiles(approach, p.D, p.Dv, sizeof(Elem), kRows);
-    t.keys = min_of(t.keys, round_up(max_of<index_t>(units.longest_k(), 1), kKeyAlign));
+    if (approach != Approach::direct)  // Its loops know kDirectKeys.
+      t.keys = min_of(t.keys, round_up(max_of<index_t>(units.longest_k(), 1), kKeyAlign));
     if (approach != Approach::packed) return {max_of<index_t>(1, p.group() * units.longest_q()), t.keys};
     // Smaller blocks when there would be too few tasks for the threads: a row's result does not depend on its
     // neighbours.
@@ -152,7 +153,7 @@ struct ForwardPlan {
     s.state = c.take<SoftmaxState<Real>>(queries);
     s.staging = c.take<Elem>(direct ? 0 : packed.staging_elems());
     s.packed = c.take<Elem>(approach == Approach::in_place ? packed.block_elems() : 0);
-    s.stream = c.take<const void*>(direct ? 2 * tiles.keys + kRowsAhead : 0);
+    s.stream = c.take<const void*>(direct ? 2 * kDirectKeys + kRowsAhead : 0);
     const index_t scores = (direct ? queries : kRows) * score_stride();
     s.scores = c.take<Real>(scores);
     s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(scores);
@@ -173,8 +174,8 @@ struct ForwardPlan {
     s.o += queries * o_stride;
     s.state += queries;
     if (approach == Approach::direct) {
-      s.scores += queries * tiles.keys;
-      s.probabilities += queries * tiles.keys;
+      s.scores += queries * kDirectKeys;
+      s.probabilities += queries * kDirectKeys;
       s.columns += queries / kRows;
       s.sums += queries * sums_stride<Target>(p.Dv);
     }
@@ -191,7 +192,7 @@ struct ForwardPlan {
   }
 
   // From a row of scores, or probabilities, to the next.
-  FA_INLINE index_t score_stride() const { return approach == Approach::direct ? tiles.keys : ScorePitch<Target>(); }
+  FA_INLINE index_t score_stride() const { return approach == Approach::direct ? kDirectKeys : ScorePitch<Target>(); }
   FA_INLINE index_t dropout_stride() const { return round_up(tiles.keys, 256) / 8; }  // bytes
 
   // Keys of the block that begins at key `origin`; none or fewer past the end of a sequence.

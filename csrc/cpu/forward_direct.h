@@ -14,7 +14,8 @@ class ForwardDirect {
   using Block = ForwardBlock<Target>;
   using Scratch = ForwardScratch<Target>;
   static constexpr index_t kRows = Target::kRows;
-  static constexpr index_t kTileRows = 64;     // Rows that all heads of a task meet before the next ones.
+  // Rows that all heads of a task meet before the next ones, in all or, where they are read from L2, in bytes.
+  static constexpr index_t kTileRows = 64, kTileBytes = 32 << 10;
   static constexpr index_t kPageBytes = 4096;  // Of address translation.
 
  public:
@@ -22,17 +23,17 @@ class ForwardDirect {
       : plan_(plan),
         p_(plan.p),
         strips_(strips),
-        ahead_(prefetches_into_l2() ? kRowsAhead : kRowsAhead / 2),
+        into_l2_(prefetches_into_l2()),
         rows_per_page_(max_of<index_t>(1, kPageBytes / max_of<index_t>(1, p_.k.row_stride * plan.format.size))) {}
 
   // The rows of `count` neighbouring key heads of a sequence against key blocks from key keys.begin to keys.end, as far
   // as they see any. Scratch is that of the first.
   void attend(index_t count, Range keys, const Scratch& s) const {
     if (s.block->rows == 0) return;
-    for (index_t origin = keys.begin; origin < keys.end; origin += plan_.tiles.keys) {
+    for (index_t origin = keys.begin; origin < keys.end; origin += kDirectKeys) {
       const Range seen = find_columns(count, origin, s);
       if (seen.empty()) continue;
-      const Stream stream = find_rows(*s.block, origin, seen, origin + plan_.tiles.keys < keys.end, s);
+      const Stream stream = find_rows(*s.block, origin, seen, origin + kDirectKeys < keys.end, s);
       multiply_keys(count, seen, stream, s);
       for (index_t i = 0; i < count; ++i) weigh(origin, plan_.slot(s, i));
       multiply_values(count, seen, stream, s);
@@ -50,7 +51,7 @@ class ForwardDirect {
 
   // Sets the columns of each strip; returns what any of them sees.
   Range find_columns(index_t count, index_t origin, const Scratch& scratch) const {
-    Range seen{plan_.tiles.keys, 0};
+    Range seen{kDirectKeys, 0};
     for (index_t i = 0; i < count; ++i) {
       const Scratch s = plan_.slot(scratch, i);
       const bool hidden = origin >= s.block->keys.end || plan_.hidden(*s.block, origin);
@@ -70,7 +71,7 @@ class ForwardDirect {
     const index_t values = seen.end - seen.begin, next = seen.end + values;
     addresses(block, p_.k, origin + seen.begin, origin + seen.end, s.stream + seen.begin);
     addresses(block, p_.v, origin + seen.begin, origin + seen.end, s.stream + seen.end);
-    const index_t after = origin + plan_.tiles.keys;
+    const index_t after = origin + kDirectKeys;
     const index_t ahead = more ? max_of<index_t>(0, min_of(kRowsAhead, block.sequence.k_len - after)) : 0;
     addresses(block, p_.k, after, after + ahead, s.stream + next);
     for (index_t n = ahead; n < kRowsAhead; ++n) s.stream[next + n] = s.stream[next - 1];
@@ -87,37 +88,53 @@ class ForwardDirect {
     }
   }
 
-  // Keys that `count` heads meet before the next ones.
-  static FA_INLINE index_t tile_of(index_t count) { return max_of<index_t>(8, kTileRows / count / 8 * 8); }
+  // Keys that `count` heads meet before the next ones. Few, so that what is read and asked for is in the order of
+  // memory; but each time the sums of a head are loaded and stored, so that there are more where memory goes to L2, not
+  // to L1.
+  FA_INLINE index_t tile_of(index_t count) const {
+    if (!into_l2_) return max_of<index_t>(8, kTileRows / count / 8 * 8);
+    const index_t bytes = max_of(p_.D, p_.Dv) * plan_.format.size * count;
+    index_t tile = kDirectKeys;
+    while (tile > 8 && tile * bytes > kTileBytes) tile /= 2;
+    return tile;
+  }
 
   // Asks far ahead for share `i` of `count` of the pages of memory that the heads need in a tile, a line of each: when
   // pages are in random order, translating their addresses takes longer than reading them.
   FA_INLINE void ask_for_pages(const Stream& stream, index_t row, index_t i, index_t count) const {
     const index_t tile = tile_of(count), first = tile * i / count, last = max_of(first + 1, tile * (i + 1) / count);
-    const void* const* const far = stream.rows + row + kRowsAhead - tile;
+    const void* const* const far = stream.rows + row + kDirectKeys - tile;
     for (index_t n = round_up(first, rows_per_page_); n < last; n += rows_per_page_) FA_PREFETCH(far[n]);
   }
 
-  // Rows from stream row `first` on (of V, unless it is 0) as head `i` of `count` sees them. What is asked for
-  // meanwhile is the head's own a few tiles on.
-  FA_INLINE DirectRows rows_of(const Stream& stream, index_t first, index_t i, index_t count) const {
-    const index_t head_stride = (first > 0 ? p_.v : p_.k).head_stride;
-    return {stream.rows + first, stream.rows + first + ahead_ / count, i * head_stride};
+  // What head `i` of `count` asks for while it reads stream rows `begin` to `end`. Into L1 that are rows of its own,
+  // near ones. Into L2 it is its share of as many rows behind `end`, in the order of memory where heads are neighbours
+  // there. A guess where K's rows are followed by V's with other strides.
+  FA_INLINE RowsToAsk ahead_of(const Stream& stream, Range rows, index_t i, index_t count, index_t head_stride,
+                               index_t head_bytes) const {
+    if (!into_l2_) return {stream.rows + rows.begin + kTileRows / count, i * head_stride, head_bytes};
+    if (head_stride != head_bytes || head_bytes % kCacheLine != 0)
+      return {stream.rows + rows.end, i * head_stride, head_bytes};
+    return {stream.rows + rows.end + (rows.end - rows.begin) * i / count, 0, count * head_bytes};
   }
 
   // product(s, r, columns, rows) for each strip r of each head, a tile of columns at a time; column n is row first + n.
   template <class Product>
   FA_INLINE void walk(index_t count, Range seen, const Stream& stream, index_t first, const Scratch& scratch,
                       const Product& product) const {
-    const index_t tile = tile_of(count);
+    const Operand& x = first > 0 ? p_.v : p_.k;
+    const index_t tile = tile_of(count), features = first > 0 ? p_.Dv : p_.D;
     for (index_t n = seen.begin / tile * tile; n < seen.end; n += tile)
       for (index_t i = 0; i < count; ++i) {
         const Scratch s = plan_.slot(scratch, i);
-        ask_for_pages(stream, max_of(n, seen.begin) + first, i, count);
+        const Range rows{first + max_of(n, seen.begin), first + min_of(n + tile, seen.end)};
+        if (!into_l2_) ask_for_pages(stream, rows.begin, i, count);
+        const RowsToAsk ahead =
+            ahead_of(stream, rows, i, count, x.head_stride * plan_.format.size, features * plan_.format.size);
         for (index_t r = 0; r < s.block->rows; r += kRows) {
           const Columns& c = s.columns[r / kRows];
           const Range columns{max_of(n, c.begin), min_of(n + tile, min_of(c.end, c.keys))};
-          if (!columns.empty()) product(s, r, columns, rows_of(stream, first, i, count));
+          if (!columns.empty()) product(s, r, columns, DirectRows{stream.rows + first, i * x.head_stride, ahead});
         }
       }
   }
@@ -125,7 +142,7 @@ class ForwardDirect {
   void multiply_keys(index_t count, Range seen, const Stream& stream, const Scratch& scratch) const {
     walk(count, seen, stream, 0, scratch, [&](const Scratch& s, index_t r, Range columns, const DirectRows& rows) {
       plan_.products.dots(s.rows + r * plan_.q_stride, plan_.q_stride, p_.D, rows, columns.begin, columns.end,
-                          s.scores + r * plan_.tiles.keys, plan_.tiles.keys);
+                          s.scores + r * kDirectKeys);
     });
   }
 
@@ -134,8 +151,8 @@ class ForwardDirect {
     for (index_t r = 0; r < s.block->rows; r += kRows) {
       const Columns& c = s.columns[r / kRows];
       if (c.begin < c.end) strips_.weigh(*s.block, r, c, s);
-      s.scores += kRows * plan_.tiles.keys;
-      s.probabilities += kRows * plan_.tiles.keys;
+      s.scores += kRows * kDirectKeys;
+      s.probabilities += kRows * kDirectKeys;
     }
   }
 
@@ -143,9 +160,8 @@ class ForwardDirect {
     const index_t stride = sums_stride<Target>(p_.Dv);
     walk(count, seen, stream, stream.values, scratch,
          [&](const Scratch& s, index_t r, Range columns, const DirectRows& rows) {
-           plan_.products.accumulate(s.probabilities + r * plan_.tiles.keys, plan_.tiles.keys, rows, columns.begin,
-                                     columns.end, p_.Dv, s.sums + r * stride,
-                                     columns.begin == s.columns[r / kRows].begin);
+           plan_.products.accumulate(s.probabilities + r * kDirectKeys, rows, columns.begin, columns.end, p_.Dv,
+                                     s.sums + r * stride, columns.begin == s.columns[r / kRows].begin);
          });
     for (index_t i = 0; i < count; ++i) {
       const Scratch s = plan_.slot(scratch, i);
@@ -158,7 +174,7 @@ class ForwardDirect {
   const ForwardPlan<Target>& plan_;
   const Problem& p_;
   const ForwardStrips<Target>& strips_;
-  const index_t ahead_;  // Rows, of all heads together, from what is read to what is asked for.
+  const bool into_l2_;  // Where memory goes that is asked for.
   const index_t rows_per_page_;
 };
 

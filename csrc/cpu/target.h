@@ -76,9 +76,10 @@ inline constexpr index_t kInPlaceKeys = 1024;
 // Keys of a block that is read where it is: few, so that the scores of all heads that meet it stay in the cache.
 inline constexpr index_t kDirectKeys = 128;
 
-// Rows of K or V up to which memory is asked for before its turn, counted from the row in work: their bytes, half as
-// far ahead into L1, whose room is smaller; the translation of their addresses always.
-inline constexpr index_t kRowsAhead = 128;
+// Rows of K or V whose addresses are known beyond a block of keys that is read where it is: as many as it has and one,
+// to be asked for ahead of their turn, and some to have their addresses translated before that.
+inline constexpr index_t kRowsToTranslate = 24;
+inline constexpr index_t kRowsAhead = kDirectKeys + 1 + kRowsToTranslate;
 
 // Most keys that a strip of rows meets at a time: its scores fit in L1, if just so. Each block of keys costs a strip
 // some reductions and waiting for them.
