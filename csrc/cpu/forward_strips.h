@@ -197,7 +197,7 @@ class ForwardStrips {
   // The products of keys with the first panel of V take in exp2 of keys a bit further on.
   void weigh_and_multiply(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
     // Two turns of exp2 at least: the first sum may end inside of one, and loses what it has not begun.
-    constexpr index_t kAhead = 4 * W;
+    constexpr index_t kAhead = 2 * kStep * W;
     block.next.q.ask(r / kRows);
     Shifts<kRows> shifts;
     using Pitch = ScorePitch<Target>;
