@@ -85,6 +85,7 @@ struct RowsToAsk {
 class LinesAhead {
  public:
   FA_INLINE explicit LinesAhead(const RowsToAsk& rows) : rows_(&rows), row_(rows.first) { begin_row(); }
+  explicit LinesAhead(RowsToAsk&&) = delete;  // It is pointed to.
 
   template <class Into>
   FA_INLINE void ask() {
@@ -156,7 +157,10 @@ void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const
         for (int k = 0; k < N && r == 0 && d % kLine == 0; ++k) ahead.template ask<Into>();
         dot_step<Target, T, R, N>(queries, q_stride, row, d, sum);
       }
-      if (whole < D) dot_step<Target, T, R, N>(queries, q_stride, row, whole, sum, D - whole);
+      if (whole < D) {
+        for (int k = 0; k < N && r == 0 && whole % kLine == 0; ++k) ahead.template ask<Into>();
+        dot_step<Target, T, R, N>(queries, q_stride, row, whole, sum, D - whole);
+      }
       alignas(64) typename Target::Real sums[W];
       Simd::store(sums, Simd::sum_each(sum));
       for (int i = 0; i < R; ++i) {

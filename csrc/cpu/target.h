@@ -95,10 +95,10 @@ template <class Target>
 using ScorePitch = std::integral_constant<index_t, most_strip_keys(Target::kRows)>;
 
 FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t elem_size, index_t strip_rows) {
+  if (approach == Approach::direct) return {kQueryAlign, kDirectKeys};
   const index_t keys = (index_t(512) << 10) / ((D + Dv) * elem_size) / kKeyAlign * kKeyAlign;
-  const index_t longest = approach == Approach::direct     ? kDirectKeys
-                          : approach == Approach::in_place ? min_of(kInPlaceKeys, most_strip_keys(strip_rows))
-                                                           : most_strip_keys(strip_rows);
+  const index_t strip = most_strip_keys(strip_rows);
+  const index_t longest = approach == Approach::in_place ? min_of(kInPlaceKeys, strip) : strip;
   return {kQueryAlign, max_of<index_t>(128, min_of(keys, longest))};
 }
 
