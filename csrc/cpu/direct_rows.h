@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cpu/pack.h"
+#include "cpu/rows_ahead.h"
 #include "cpu/target.h"
-#include "cpu/workspace.h"
 
 namespace flash_attn::cpu {
 
@@ -62,51 +62,6 @@ struct DirectFormat<Target<SimdT, Bf16Pairs, Rows, PanelVectors>, BFloat16> {
   }
 };
 #endif
-
-// Where memory that is asked for ahead of its turn goes: into L1, or into L2 only (see prefetches_into_l2). The latter
-// waits for the translation of its address, which is therefore asked for before, by one line of each row.
-struct IntoL1 {
-  static FA_INLINE void ask(const void* line) { FA_PREFETCH(line); }
-  static FA_INLINE void begin_row(const void* const*) {}
-};
-struct IntoL2 {
-  static FA_INLINE void ask(const void* line) { FA_PREFETCH_L2(line); }
-  static FA_INLINE void begin_row(const void* const* row) { FA_PREFETCH(row[kRowsToTranslate]); }
-};
-
-// Rows of memory to ask for, `bytes` of each, which begin `offset` bytes after the addresses.
-struct RowsToAsk {
-  const void* const* first;
-  index_t offset, bytes;
-};
-
-// Their lines, one by one. As long as no more are asked for than n rows have, the addresses of n + 1 are read, and
-// those that IntoL2 translates.
-class LinesAhead {
- public:
-  FA_INLINE explicit LinesAhead(const RowsToAsk& rows) : rows_(&rows), row_(rows.first) { begin_row(); }
-  explicit LinesAhead(RowsToAsk&&) = delete;  // It is pointed to.
-
-  template <class Into>
-  FA_INLINE void ask() {
-    Into::ask(line_);
-    line_ += kCacheLine;
-    if (line_ < end_) return;
-    Into::begin_row(++row_);
-    begin_row();
-  }
-
- private:
-  FA_INLINE void begin_row() {
-    line_ = static_cast<const char*>(*row_) + rows_->offset;
-    end_ = line_ + rows_->bytes;
-  }
-
-  const RowsToAsk* rows_;
-  const void* const* row_;
-  const char* line_;
-  const char* end_;
-};
 
 // Rows of K or V: those of a key head start `offset` elements after the addresses. `ahead` is what to ask for
 // meanwhile.

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <new>
 
+#include "cpu/forward_ahead.h"
 #include "cpu/forward_direct.h"
 #include "cpu/on_demand.h"
 #include "cpu/slots.h"
@@ -29,7 +30,6 @@ class Forward {
   using Partial = ForwardPartial<Target>;
   static constexpr index_t W = Simd::W, kRows = Target::kRows;
   static constexpr index_t kSplitKeys = kInPlaceKeys;  // Keys of a range that is merged with others.
-  static constexpr index_t kPackedKeys = 128;          // Keys that are packed by one worker.
 
  public:
   Forward(const ForwardProblem& forward, const Executor& executor, Approach approach, const Units& units)
@@ -38,6 +38,7 @@ class Forward {
         executor_(executor),
         units_(units),
         plan_(f_, executor, approach, units),
+        ahead_(plan_),
         strips_(plan_),
         direct_(plan_, strips_) {}
 
@@ -94,7 +95,7 @@ class Forward {
         const index_t unit = task / per_unit, g = task % per_unit / plan_.query_blocks;
         const Scratch s = plan_.carve(memory.data() + shared_bytes + worker * scratch_bytes, 1);
         Block& block = begin(first + unit, g, plan_.query_blocks - 1 - task % plan_.query_blocks, s);
-        if (prefetches_into_l2()) find_next(block);
+        if (prefetches_into_l2()) block.next = ahead_.of(block, first + unit);
         attend_packed(block, packed, packed.units[unit], slots, worker, s);
       });
     }
@@ -218,25 +219,6 @@ class Forward {
     return block;
   }
 
-  // What the next block of a head will load under a window: its queries, and keys before those that this one has seen
-  // to. Where all keys are packed before, queries alone are not worth the asking. Strips that overlap exp2 with
-  // products do the asking, others take no notice.
-  void find_next(Block& block) const {
-    if (block.rows == 0 || block.first == 0) return;
-    const index_t first = block.first - plan_.tiles.queries, hk = block.h / p_.group();
-    const auto rows = [&](const Operand& x, index_t b, index_t row, index_t h, index_t features, index_t count) {
-      const index_t size = plan_.format.size, share = ceil_div(count * kRows, block.rows);
-      return RowsAhead{row_at(x, size, b, row, h), x.row_stride * size, features * size, count, share};
-    };
-    const index_t begin = block.rules[0].visible_keys(Range{first, block.first}).begin / kPackedKeys * kPackedKeys;
-    const index_t seen = block.keys.begin / kPackedKeys * kPackedKeys;
-    if (begin >= seen) return;
-    block.next.q = rows(p_.q, block.b, block.sequence.q_begin + first, block.h, p_.D, plan_.tiles.queries);
-    const KeyRun run = p_.keys_from(block.sequence, block.b, begin);
-    block.next.k = rows(p_.k, run.batch, run.row, hk, p_.D, min_of(run.count, seen - begin));
-    block.next.v = rows(p_.v, run.batch, run.row, hk, p_.Dv, min_of(run.count, seen - begin));
-  }
-
   void load_queries(const Block& block, const Scratch& s) const {
     // Rows one after another in memory: the queries of a head, or the heads of a query.
     const index_t run = block.heads == 1 ? block.rows : block.heads;
@@ -288,6 +270,7 @@ class Forward {
   const Executor& executor_;
   const Units& units_;
   const ForwardPlan<Target> plan_;
+  const ForwardAhead<Target> ahead_;
   const ForwardStrips<Target> strips_;
   const ForwardDirect<Target> direct_;
 };

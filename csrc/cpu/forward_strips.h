@@ -135,13 +135,17 @@ class ForwardStrips {
   // The maxima of a strip's rows, lane by lane, from products on their way to memory.
   struct Maxima {
     V top[kRows];
+    StripAsks* asks;
     FA_INLINE void operator()(int r, V x) { top[r] = vmax(top[r], x); }
+    FA_INLINE void begin_panel() { asks->ask(); }
   };
   // Of the columns `watched` at most, which become those that were.
-  Maxima scores_and_maxima(const Block& block, index_t r, const Columns& c, Range& watched, const Scratch& s) const {
+  Maxima scores_and_maxima(const Block& block, index_t r, const Columns& c, Range& watched, StripAsks& asks,
+                           const Scratch& s) const {
     const Elem* const rows = s.rows + r * plan_.q_stride;
     const index_t at = packed_origin(c);
     Maxima maxima;
+    maxima.asks = &asks;
     for (V& top : maxima.top) top = V(-kInfinity);
     Range packed{at + watched.begin, at + watched.end};
     multiply_watched<Target, false>({rows, plan_.q_stride, kStep}, plan_.packed.k(block.packed, packed_keys(block, c)),
@@ -198,33 +202,32 @@ class ForwardStrips {
   void weigh_and_multiply(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
     // Two turns of exp2 at least: the first sum may end inside of one, and loses what it has not begun.
     constexpr index_t kAhead = 2 * kStep * W;
-    block.next.q.ask(r / kRows);
+    StripAsks asks(block.next, r / kRows);
     Shifts<kRows> shifts;
     using Pitch = ScorePitch<Target>;
-    Exponentials<Target, kRows, Pitch> weights(weigh_strip(block, r, c, shifts, s));
+    Exponentials<Target, kRows, Pitch> weights(weigh_strip(block, r, c, shifts, asks, s));
     const index_t at = packed_origin(c), begin = at + c.seen.begin, end = at + c.seen.end;
     const Panels<Target> v = plan_.packed.v(block.packed, packed_keys(block, c));
     const index_t width = v.width(0);
-    block.next.k.ask(r / kRows);
+    asks.ask_rest();
     weights.walk(ceil_div(c.seen.begin + kAhead - c.begin, W));
     multiply_panel_of<Target, true>(
         width / W, begin / kStep, end / kStep, StripA<Elem, Pitch, FixedStep>{s.probabilities + c.seen.begin, {}, {}},
         v.panel(0) + begin * width, width * kStep, s.o + r * plan_.o_stride, plan_.o_stride, weights);
-    block.next.v.ask(r / kRows);
     multiply_values(block, r, c, width, s);
     end_softmax(weights, r, s);
   }
 
   // The scores of a whole strip and all of its softmax but exp2.
   Exponentials<Target, kRows> weigh_strip(const Block& block, index_t r, const Columns& c, Shifts<kRows>& shifts,
-                                          const Scratch& s) const {
+                                          StripAsks& asks, const Scratch& s) const {
     if (!c.plain) {
       scores(block, r, c, s);
       return begin_softmax<kRows>(block, r, 0, c, shifts, s);
     }
     const ScoreRule<Real>& rule = block.rules[0];
     Range watched = c.inner;
-    Maxima maxima = scores_and_maxima(block, r, c, watched, s);
+    Maxima maxima = scores_and_maxima(block, r, c, watched, asks, s);
     for (Real& factor : shifts.factor) factor = rule.factor();
     for (index_t t = 0; t < kRows && rule.has_softcap(); ++t) {
       cap_scores<Target>(rule, s.scores + t * stride_, {c.begin, c.end});

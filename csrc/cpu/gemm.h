@@ -250,8 +250,9 @@ FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, A a,
   }
 }
 
-// What sees the results of products on their way to C: watch(row, vector).
+// What sees the results of products on their way to C: watch(row, vector), and is told of each whole panel before that.
 struct NobodyWatches {
+  FA_INLINE void begin_panel() {}
   template <class V>
   FA_INLINE void operator()(int, V) const {}
 };
@@ -270,6 +271,7 @@ FA_NOINLINE void multiply_panels(index_t panels, index_t steps, StripA<typename 
     V sum[MR][N];
     for (auto& row : sum)
       for (V& vector : row) vector = V(typename Target::Real(0));
+    see.begin_panel();
     const auto* step = a.data;
     for (index_t i = 0; i < steps; ++i, step += a.step_stride, b += N * W * Target::Format::kStep)
       multiply_step<Target, N>(step, a.row_stride, b, sum);

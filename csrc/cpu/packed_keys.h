@@ -6,6 +6,9 @@
 
 namespace flash_attn::cpu {
 
+// Keys that one worker packs at a time.
+inline constexpr index_t kPackedKeys = 128;
+
 template <class Target>
 class PackedKeys {
   using Elem = typename Target::Elem;

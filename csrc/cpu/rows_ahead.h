@@ -1,27 +1,104 @@
-// What the next block of queries will load, asked for while the one before it is in work.
+// Memory that is asked for ahead of its turn.
 #pragma once
 
+#include "cpu/target.h"
 #include "cpu/workspace.h"
 
 namespace flash_attn::cpu {
 
-// Rows of a head, too far apart for the processor's own prefetchers. They are asked for into L2, some with each strip:
-// many at a time would take the miss buffers from the strip's own loads, and cost as much as is gained. Forced inline,
-// also since GCC 12 drops calls of a function that does nothing but prefetch.
+// Where memory that is asked for ahead of its turn goes: into L1, or into L2 only (see prefetches_into_l2). The latter
+// waits for the translation of its address, which is therefore asked for before, by one line of each row.
+struct IntoL1 {
+  static FA_INLINE void ask(const void* line) { FA_PREFETCH(line); }
+  static FA_INLINE void begin_row(const void* const*) {}
+};
+struct IntoL2 {
+  static FA_INLINE void ask(const void* line) { FA_PREFETCH_L2(line); }
+  static FA_INLINE void begin_row(const void* const* row) { FA_PREFETCH(row[kRowsToTranslate]); }
+};
+
+// Rows of memory to ask for, `bytes` of each, which begin `offset` bytes after the addresses.
+struct RowsToAsk {
+  const void* const* first;
+  index_t offset, bytes;
+};
+
+// Their lines, one by one. As long as no more are asked for than n rows have, the addresses of n + 1 are read, and
+// those that IntoL2 translates.
+class LinesAhead {
+ public:
+  FA_INLINE explicit LinesAhead(const RowsToAsk& rows) : rows_(&rows), row_(rows.first) { begin_row(); }
+  explicit LinesAhead(RowsToAsk&&) = delete;  // It is pointed to.
+
+  template <class Into>
+  FA_INLINE void ask() {
+    Into::ask(line_);
+    line_ += kCacheLine;
+    if (line_ < end_) return;
+    Into::begin_row(++row_);
+    begin_row();
+  }
+
+ private:
+  FA_INLINE void begin_row() {
+    line_ = static_cast<const char*>(*row_) + rows_->offset;
+    end_ = line_ + rows_->bytes;
+  }
+
+  const RowsToAsk* rows_;
+  const void* const* row_;
+  const char* line_;
+  const char* end_;
+};
+
+// Rows of a head for the strips of a block to ask for, too far apart for the processor's own prefetchers. Forced
+// inline, also since GCC 12 drops calls of a function that does nothing but prefetch.
 struct RowsAhead {
   const char* first;
   index_t row_bytes, bytes, count;
   index_t share;  // Rows for a strip.
 
-  FA_INLINE void ask(index_t strip) const {
-    for (index_t n = strip * share; n < min_of((strip + 1) * share, count); ++n)
-      for (index_t byte = 0; byte < bytes; byte += kCacheLine) FA_PREFETCH_L2(first + n * row_bytes + byte);
+  template <class Into>
+  FA_INLINE void ask(index_t strip, index_t of_share) const {
+    const index_t n = strip * share + of_share;
+    if (of_share >= share || n >= count) return;
+    for (index_t byte = 0; byte < bytes; byte += kCacheLine) Into::ask(first + n * row_bytes + byte);
   }
 };
 
-// Queries, keys and values; none of them, unless set.
+// Such rows of several operands.
 struct NextRows {
-  RowsAhead q, k, v;
+  RowsAhead rows[4];
+  int count;
+  index_t share;  // The greatest of theirs.
+
+  FA_INLINE void add(const RowsAhead& more) {
+    rows[count++] = more;
+    share = max_of(share, more.share);
+  }
+};
+
+// What a strip asks for, a row of each operand at a time, into L2. It does so between the panels of its products, which
+// hide that addresses are translated, which prefetches in a row wait for, and which need the miss buffers in between.
+class StripAsks {
+ public:
+  FA_INLINE StripAsks(const NextRows& next, index_t strip) : next_(next), strip_(strip) {}
+
+  template <class Into = IntoL2>
+  FA_INLINE void ask() {
+    if (asked_ == next_.share) return;
+    for (int n = 0; n < next_.count; ++n) next_.rows[n].template ask<Into>(strip_, asked_);
+    ++asked_;
+  }
+  template <class Into = IntoL2>
+  FA_INLINE void ask_rest() {
+    while (asked_ < next_.share) ask<Into>();
+  }
+
+ private:
+  const NextRows& next_;
+  const index_t strip_;
+  index_t asked_ = 0;
 };
 
 }  // namespace flash_attn::cpu

@@ -1,0 +1,145 @@
+// What is asked for ahead of its turn: none twice, none left out, nothing past what there is.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "cpu/forward_ahead.h"
+
+namespace flash_attn::cpu {
+namespace {
+
+struct Recorded {
+  static inline std::vector<const char*> lines;
+  static inline std::vector<const void* const*> rows;
+  static void ask(const void* line) { lines.push_back(static_cast<const char*>(line)); }
+  static void begin_row(const void* const* row) { rows.push_back(row); }
+};
+
+class LinesAheadTest : public testing::TestWithParam<index_t> {
+ protected:
+  void SetUp() override { Recorded::lines.clear(), Recorded::rows.clear(); }
+};
+
+// Rows of whole lines, and of a part of their last one (80 bf16 features).
+INSTANTIATE_TEST_SUITE_P(Bytes, LinesAheadTest, testing::Values(64, 160, 256, 2048));
+
+TEST_P(LinesAheadTest, AreThoseOfTheRowsInTheirOrder) {
+  constexpr index_t kRows = 5, kOffset = 32;
+  const index_t bytes = GetParam(), lines = ceil_div(bytes, kCacheLine);
+  std::vector<char> memory(std::size_t(4 * kRows * (bytes + kOffset)));
+  // Rows of pages are in any order. One address more than rows is read.
+  const void* addresses[kRows + 1];
+  for (index_t n = 0; n <= kRows; ++n) addresses[n] = memory.data() + (3 * n % kRows) * (bytes + kOffset);
+
+  const RowsToAsk rows{addresses, kOffset, bytes};
+  LinesAhead ahead(rows);
+  for (index_t n = 0; n < kRows * lines; ++n) ahead.ask<Recorded>();
+
+  ASSERT_EQ(Recorded::lines.size(), std::size_t(kRows * lines));
+  for (index_t n = 0; n < kRows * lines; ++n)
+    EXPECT_EQ(Recorded::lines[std::size_t(n)],
+              static_cast<const char*>(addresses[n / lines]) + kOffset + n % lines * kCacheLine)
+        << "line " << n;
+  ASSERT_EQ(Recorded::rows.size(), std::size_t(kRows));
+  for (index_t n = 0; n < kRows; ++n) EXPECT_EQ(Recorded::rows[std::size_t(n)], addresses + n + 1);
+}
+
+// Sq = Sk = 1024 in units of (b, hk), with blocks of 128 queries and a window.
+class ForwardAheadTest : public testing::TestWithParam<index_t> {
+ protected:
+  using Target = Portable32;
+  using Lines = std::multiset<const char*>;
+  static constexpr index_t kB = 2, kHk = 2, kGroup = 2, kH = kHk * kGroup, kS = 1024, kD = 32, kQueries = 128;
+  static constexpr index_t kRowBytes = kD * index_t(sizeof(float)), kLines = kRowBytes / kCacheLine;
+
+  ForwardAheadTest() {
+    Problem& p = f.problem;
+    p.B = kB, p.H = kH, p.Hk = kHk, p.D = p.Dv = kD, p.Sq = p.Sk = kS, p.Tq = p.Tk = kB * kS;
+    p.window_left = GetParam(), p.window_right = 0;
+    p.q = operand(q, kH), p.k = operand(k, kHk), p.v = operand(v, kHk), f.out = operand(out, kH);
+  }
+  static Operand operand(std::vector<float>& x, index_t heads) {
+    x.resize(std::size_t(kB * kS * heads * kD));
+    return {x.data(), kS * heads * kD, heads * kD, kD};
+  }
+  // Lines of rows first .. first + count - 1 of a head.
+  static Lines lines_of(const Operand& x, index_t b, index_t h, index_t first, index_t count) {
+    Lines lines;
+    for (index_t n = first; n < first + count; ++n)
+      for (index_t line = 0; line < kLines; ++line) lines.insert(row_at(x, sizeof(float), b, n, h) + line * kCacheLine);
+    return lines;
+  }
+  // What the strips of a block ask for.
+  static Lines asked(const NextRows& next, index_t rows) {
+    Recorded::lines.clear();
+    for (index_t r = 0; r < rows; r += Target::kRows) {
+      StripAsks asks(next, r / Target::kRows);
+      if (r % 8 == 0) asks.ask<Recorded>();
+      asks.ask_rest<Recorded>();
+    }
+    return {Recorded::lines.begin(), Recorded::lines.end()};
+  }
+  static bool holds(const Lines& all, const Lines& some) {
+    return std::includes(all.begin(), all.end(), some.begin(), some.end());
+  }
+
+  ForwardProblem f;
+  std::vector<float> q, k, v, out;
+};
+
+INSTANTIATE_TEST_SUITE_P(Windows, ForwardAheadTest, testing::Values(0, 64, 200, 512, -1));
+
+TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
+  const Problem& p = f.problem;
+  const Executor alone;
+  const Units units(p);
+  const ForwardPlan<Target> plan(f, alone, Approach::packed, units);
+  ASSERT_EQ(plan.tiles.queries, kQueries);
+  const ForwardAhead<Target> ahead(plan);
+  Lines all;
+  for (index_t unit = 0; unit < units.count(); ++unit)
+    for (index_t g = 0; g < kGroup; ++g)
+      for (index_t first = kS - kQueries; first >= 0; first -= kQueries) {
+        const index_t b = units.b(unit), h = units.hk(unit) * kGroup + g;
+        const ScoreRule<float> rule = p.score_rule<float>(b, h);
+        const Range keys = rule.visible_keys(Range{first, first + kQueries});
+        SCOPED_TRACE(testing::Message() << "b " << b << ", head " << h << ", first query " << first);
+        // What it sees begins in a part that is packed as a whole.
+        const index_t begin = keys.begin / kPackedKeys * kPackedKeys;
+        const bool very_first = unit == 0 && g == 0 && first == kS - kQueries;
+        if (!very_first) {
+          EXPECT_TRUE(holds(all, lines_of(p.q, b, h, first, kQueries)));
+        }
+        const index_t known =
+            unit > 0 ? kS : (kS - kQueries - max_of<index_t>(GetParam(), 0)) / kPackedKeys * kPackedKeys;
+        if (GetParam() >= 0 && begin < known) {
+          EXPECT_TRUE(holds(all, lines_of(p.k, b, units.hk(unit), begin, min_of(keys.end, known) - begin)));
+          EXPECT_TRUE(holds(all, lines_of(p.v, b, units.hk(unit), begin, min_of(keys.end, known) - begin)));
+        }
+        const ForwardBlock<Target> block{b, h, 1, first, kQueries, p.sequence(b), &rule, nullptr, keys, {}};
+        const Lines now = asked(ahead.of(block, unit), block.rows);
+        EXPECT_TRUE(holds(now, lines_of(f.out, b, h, first, kQueries)));
+        all.insert(now.begin(), now.end());
+      }
+  for (auto line = all.begin(); line != all.end(); ++line) {
+    EXPECT_EQ(all.count(*line), 1u);
+    const auto in = [&](const std::vector<float>& x) {
+      const char* const begin = reinterpret_cast<const char*>(x.data());
+      return *line >= begin && *line < begin + x.size() * sizeof(float);
+    };
+    EXPECT_TRUE(in(q) || in(k) || in(v) || in(out));
+  }
+}
+
+// Scores of short caches have the pitch that the loops know.
+TEST(DirectTilesTest, AreOfAllSizesAlike) {
+  for (const index_t D : {8, 128, 576})
+    for (const index_t elem_size : {2, 4})
+      for (const index_t strip_rows : {4, 6})
+        EXPECT_EQ(forward_tiles(Approach::direct, D, D, elem_size, strip_rows).keys, kDirectKeys);
+}
+
+}  // namespace
+}  // namespace flash_attn::cpu
