@@ -78,8 +78,8 @@ struct NextRows {
   }
 };
 
-// What a strip asks for, a row of each operand at a time, into L2. It does so between the panels of its products, which
-// hide that addresses are translated, which prefetches in a row wait for, and which need the miss buffers in between.
+// What a strip asks for, a row of each operand at a time, into L2: between the panels of its products. A prefetch waits
+// for the translation of its address, which the products hide, and holds a miss buffer, of which they need some.
 class StripAsks {
  public:
   FA_INLINE StripAsks(const NextRows& next, index_t strip) : next_(next), strip_(strip) {}
