@@ -129,7 +129,7 @@ struct ForwardPlan {
 
   Tiles tiles_for(int threads) const {
     Tiles t = forward_tiles(approach, p.D, p.Dv, sizeof(Elem), kRows);
-    if (approach != Approach::direct)  // Whose loops know kDirectKeys.
+    if (approach != Approach::direct)  // Direct loops know kDirectKeys.
       t.keys = min_of(t.keys, round_up(max_of<index_t>(units.longest_k(), 1), kKeyAlign));
     if (approach != Approach::packed) return {max_of<index_t>(1, p.group() * units.longest_q()), t.keys};
     // Smaller blocks when there would be too few tasks for the threads: a row's result does not depend on its

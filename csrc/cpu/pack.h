@@ -6,6 +6,7 @@
 
 #include "core/problem.h"
 #include "cpu/gemm.h"
+#include "cpu/rows_ahead.h"
 
 namespace flash_attn::cpu {
 
@@ -82,27 +83,12 @@ FA_INLINE char* row_at(const Operand& x, index_t size, index_t b, index_t row, i
   return static_cast<char*>(x.data) + (b * x.batch_stride + row * x.row_stride + h * x.head_stride) * size;
 }
 
-// Rows ahead of the one in work that are asked for: those of one head lie too far apart for the caches' own
-// prefetchers.
-inline constexpr index_t kPrefetchRows = 16;
-
-FA_INLINE void prefetch_row(const void* row, index_t bytes) {
-  for (index_t byte = 0; byte < bytes; byte += 64) FA_PREFETCH(static_cast<const char*>(row) + byte);
-}
-
 // A call of memcpy, or of a function pointer, takes longer than to move a row of a usual length.
 FA_INLINE void copy_row(const char* from, index_t bytes, char* to) {
   constexpr index_t kPart = 64;
   index_t byte = 0;
   for (; byte + kPart <= bytes; byte += kPart) std::memcpy(to + byte, from + byte, kPart);
   if (byte < bytes) std::memcpy(to + byte, from + byte, static_cast<std::size_t>(bytes - byte));
-}
-
-// For loops over rows, `left` of them from this one on. What lies further ahead is asked for its address translation,
-// which prefetches wait for, a page or half of one for each row.
-FA_INLINE void prefetch_rows_ahead(const char* row, index_t row_bytes, index_t bytes, index_t left) {
-  if (left > 3 * kPrefetchRows) FA_PREFETCH(row + 3 * kPrefetchRows * row_bytes);
-  if (left > kPrefetchRows) prefetch_row(row + kPrefetchRows * row_bytes, bytes);
 }
 
 // `rows` rows of `features` as multiplicands at out[row * stride], zero-padded to `stride` features and `padded_rows`

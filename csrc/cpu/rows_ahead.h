@@ -17,6 +17,21 @@ struct IntoL2 {
   static FA_INLINE void begin_row(const void* const* row) { FA_PREFETCH(row[kRowsToTranslate]); }
 };
 
+// Rows ahead of the one in work that are asked for: those of one head lie too far apart for the caches' own
+// prefetchers.
+inline constexpr index_t kPrefetchRows = 16;
+
+FA_INLINE void prefetch_row(const void* row, index_t bytes) {
+  for (index_t byte = 0; byte < bytes; byte += kCacheLine) FA_PREFETCH(static_cast<const char*>(row) + byte);
+}
+
+// For loops over rows, `left` of them from this one on. What lies further ahead is asked for its address translation,
+// which prefetches wait for, a page or half of one for each row.
+FA_INLINE void prefetch_rows_ahead(const char* row, index_t row_bytes, index_t bytes, index_t left) {
+  if (left > 3 * kPrefetchRows) FA_PREFETCH(row + 3 * kPrefetchRows * row_bytes);
+  if (left > kPrefetchRows) prefetch_row(row + kPrefetchRows * row_bytes, bytes);
+}
+
 // Rows of memory to ask for, `bytes` of each, which begin `offset` bytes after the addresses.
 struct RowsToAsk {
   const void* const* first;
