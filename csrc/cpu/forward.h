@@ -1,21 +1,20 @@
 // Forward pass on the CPU: FlashAttention-2, Algorithm 1, over strips.
 //
 // Work is cut into waves of (b, hk) units, which reach K and V by one of three approaches (forward_block.h).
-// Packed: a wave runs tasks of (unit, query head of the group, block of queries), each of which packs what it sees of K
-// and V, as far as no other has, and walks its key blocks. In place and direct: tasks are (unit, range of keys), in
-// which all query heads of the group meet each key block; then the ranges of a unit are merged (flash-decoding,
+// Packed: a wave runs tasks of (unit, block of queries, query head of the group), each of which packs what it sees of K
+// and V, as far as it is not there yet, and walks its key blocks. In place and direct: tasks are (unit, range of keys),
+// in which all query heads of the group meet each key block; then the ranges of a unit are merged (flash-decoding,
 // https://pytorch.org/blog/flash-decoding). Packed or in place, a strip of kRows rows meets a whole key block, so that
 // its scores stay in L1 (forward_strips.h); direct, all key heads of a task meet a few keys at a time, so that memory
 // is read in its order (forward_direct.h).
 #pragma once
 
-#include <atomic>
+#include <algorithm>
 #include <new>
 
 #include "cpu/forward_ahead.h"
 #include "cpu/forward_direct.h"
 #include "cpu/on_demand.h"
-#include "cpu/slots.h"
 
 namespace flash_attn::cpu {
 
@@ -50,74 +49,63 @@ class Forward {
   }
 
  private:
-  // K and V of a unit while some of its tasks are left: parts of packed keys in a slot of memory.
-  struct PackedUnit {
-    OnDemand memory;
-    index_t slot;
-    std::atomic<index_t> tasks_left;
+  // K and V of the units of a wave, packed part by part by whoever needs one first.
+  struct SharedKeys {
+    Elem* keys;       // units x unit_elems
+    OnDemand* parts;  // units x unit_parts
+    index_t bytes;
   };
-  // What the tasks of a wave share.
-  struct PackedMemory {
-    Elem* keys;         // slots x unit_elems
-    OnDemand* parts;    // slots x unit_parts
-    PackedUnit* units;  // units of a wave
-    index_t unit_elems, unit_parts, bytes;
-  };
-  PackedMemory carve_packed(char* base, index_t slots, index_t wave) const {
+  SharedKeys carve_shared(char* base, index_t units) const {
     Carver c(base);
-    PackedMemory m{};
-    m.unit_elems = plan_.packed.block_elems(), m.unit_parts = ceil_div(units_.longest_k(), kPackedKeys);
-    m.keys = c.take<Elem>(slots * m.unit_elems);
-    m.parts = c.take<OnDemand>(slots * m.unit_parts);
-    m.units = c.take<PackedUnit>(wave);
-    m.bytes = c.used();
-    return m;
+    SharedKeys shared{};
+    shared.keys = c.take<Elem>(units * plan_.packed.block_elems());
+    shared.parts = c.take<OnDemand>(units * plan_.packed.parts());
+    shared.bytes = c.used();
+    return shared;
   }
 
   void run_packed() {
+    const bool own = plan_.own;
     const index_t unit_bytes = plan_.packed.block_elems() * index_t(sizeof(Elem));
-    const index_t per_unit = p_.group() * plan_.query_blocks, threads = executor_.num_threads;
-    // Workers on units of their own hold that one each and another that they help with, whatever the number of units.
-    const bool own = units_.count() >= threads && Units::quick_to_allocate(2 * threads * unit_bytes);
-    const index_t wave = own ? units_.count() : units_.wave(unit_bytes, per_unit, threads);
-    const index_t held = own ? min_of(wave, 2 * threads) : wave;
+    const index_t per_unit = p_.group() * plan_.query_blocks, parts = plan_.packed.parts();
+    const index_t wave = own ? units_.count() : units_.wave(unit_bytes, per_unit, executor_.num_threads);
     const int workers = worker_count(executor_, wave * per_unit);
-    const index_t shared_bytes = carve_packed(nullptr, held, wave).bytes, scratch_bytes = plan_.carve(nullptr, 1).bytes;
+    const index_t shared_units = own ? 0 : wave, shared_bytes = carve_shared(nullptr, shared_units).bytes;
+    const index_t scratch_bytes = plan_.carve(nullptr, 1).bytes;
     const Workspace memory(shared_bytes + workers * scratch_bytes);
-    const PackedMemory packed = carve_packed(memory.data(), held, wave);
-    Slots slots(held, workers);
+    const SharedKeys shared = carve_shared(memory.data(), shared_units);
+    const auto scratch = [&](int worker) {
+      return plan_.carve(memory.data() + shared_bytes + worker * scratch_bytes, 1);
+    };
+    for (int worker = 0; own && worker < workers; ++worker) std::fill_n(scratch(worker).parts, parts, index_t(-1));
 
     for (index_t first = 0; first < units_.count(); first += wave) {
       const index_t n = min_of(wave, units_.count() - first);
-      for (index_t i = 0; i < n; ++i) (new (packed.units + i) PackedUnit)->tasks_left.store(per_unit);
-      // Late query blocks see most keys under a causal mask: they go first, so that no thread ends on a long one.
+      for (index_t i = 0; i < min_of(n, shared_units) * parts; ++i) new (shared.parts + i) OnDemand;
+      // Late query blocks see most keys under a causal mask: they go first, so that no thread ends on a long one. The
+      // heads of a group meet the same keys one after another.
       parallel_for_groups(executor_, own ? n : n * per_unit, own ? per_unit : 1, [&](index_t task, int worker) {
-        const index_t unit = task / per_unit, g = task % per_unit / plan_.query_blocks;
-        const Scratch s = plan_.carve(memory.data() + shared_bytes + worker * scratch_bytes, 1);
-        Block& block = begin(first + unit, g, plan_.query_blocks - 1 - task % plan_.query_blocks, s);
+        const index_t unit = task / per_unit, g = task % p_.group(), nth = task % per_unit / p_.group();
+        const Scratch s = scratch(worker);
+        Block& block = begin(first + unit, g, plan_.query_blocks - 1 - nth, s);
+        if (block.rows == 0) return;
         if (prefetches_into_l2()) block.next = ahead_.of(block, first + unit);
-        attend_packed(block, packed, packed.units[unit], slots, worker, s);
+        if (own) {
+          pack_alone(block, unit, s);
+        } else {
+          block.packed = shared.keys + unit * plan_.packed.block_elems();
+          pack_shared(block, shared.parts + unit * parts, s);
+        }
+        attend_packed(block, s);
       });
     }
   }
 
-  void attend_packed(Block& block, const PackedMemory& packed, PackedUnit& unit, Slots& slots, int worker,
-                     const Scratch& s) const {
+  void attend_packed(const Block& block, const Scratch& s) const {
     [[maybe_unused]] const typename Target::Tiles::Session session;
-    unit.memory.begin([&] {
-      unit.slot = slots.take(worker);
-      OnDemand* const parts = packed.parts + unit.slot * packed.unit_parts;
-      for (index_t n = 0; n < packed.unit_parts; ++n) new (parts + n) OnDemand;
-    });
-    unit.memory.await();
-    if (block.rows > 0) {
-      block.packed = packed.keys + unit.slot * packed.unit_elems;
-      pack(block, packed.parts + unit.slot * packed.unit_parts, s);
-      strips_.attend(block, {plan_.first_key(block), block.keys.end}, s);
-      finish(block, s);
-      if (f_.s_dmask) strips_.write_dmask(block, s);
-    }
-    if (unit.tasks_left.fetch_sub(1) == 1) slots.give(unit.slot, worker);
+    strips_.attend(block, {plan_.first_key(block), block.keys.end}, s);
+    finish(block, s);
+    if (f_.s_dmask) strips_.write_dmask(block, s);
   }
 
   // The ranges of keys depend on lengths and num_splits alone, so results do not depend on threads or on other
@@ -183,18 +171,26 @@ class Forward {
       strips_.attend(*s.block, range, s);
   }
 
-  // What the rows of a block see of its unit, unless that is packed. Parts that others are packing come last.
-  void pack(const Block& block, OnDemand* parts, const Scratch& s) const {
+  // Packs what the rows of a block see of its unit, unless it is there. Parts that others are packing come last.
+  void pack_shared(const Block& block, OnDemand* parts, const Scratch& s) const {
     if (block.keys.empty()) return;
-    constexpr index_t kPanels = kPackedKeys / Target::kPanel;
-    const Panels<Target> k = plan_.packed.k(block.packed, block.sequence.k_len);
-    const Range seen{k.at(block.keys.begin) / kPanels, k.at(block.keys.end - 1) / kPanels + 1};
-    for (index_t n = seen.begin; n < seen.end; ++n)
-      parts[n].begin([&] {
-        plan_.packed.pack(block.b, block.h / p_.group(), 0, block.sequence.k_len, {n * kPanels, (n + 1) * kPanels},
-                          block.packed, s.staging);
-      });
+    const Range seen = plan_.packed.parts_of(block.keys, block.sequence.k_len);
+    for (index_t n = seen.begin; n < seen.end; ++n) parts[n].begin([&] { pack_part(block, n, s); });
     for (index_t n = seen.begin; n < seen.end; ++n) parts[n].await();
+  }
+  void pack_alone(const Block& block, index_t unit, const Scratch& s) const {
+    if (block.keys.empty()) return;
+    const Range seen = plan_.packed.parts_of(block.keys, block.sequence.k_len);
+    const index_t parts_of_unit = ceil_div(units_.longest_k(), kPackedKeys);
+    for (index_t n = seen.begin; n < seen.end; ++n) {
+      index_t& there = s.parts[plan_.packed.place(n)];
+      if (there == unit * parts_of_unit + n) continue;
+      pack_part(block, n, s);
+      there = unit * parts_of_unit + n;
+    }
+  }
+  void pack_part(const Block& block, index_t part, const Scratch& s) const {
+    plan_.packed.pack_part(block.b, block.h / p_.group(), part, block.sequence.k_len, block.packed, s.staging);
   }
 
   // Sets up a block, which may have no rows, and an empty state of its rows.
@@ -212,6 +208,7 @@ class Forward {
     for (index_t n = 0; n < block.heads; ++n) s.rules[n] = p_.template score_rule<Real>(block.b, block.h + n);
     block.rules = s.rules;
     block.keys = block.seen({0, block.rows});
+    block.front = plan_.packed.front(block.keys, block.sequence.k_len);
     load_queries(block, s);
     const index_t padded = round_up(block.rows, kRows);
     fill(s.o, 0, padded * plan_.o_stride, Real(0));

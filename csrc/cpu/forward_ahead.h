@@ -1,8 +1,8 @@
 // What a task of packed keys asks for while it computes: the rows of its own output, and what the next task will load.
 //
-// Tasks of a worker go through the query blocks of a head from last to first, head by head and unit by unit. Under a
-// window, a block needs a few keys more than the one before. The last blocks of a unit need none, and ask for those of
-// the next unit's first block.
+// Tasks of a worker go through the query blocks of a unit from last to first, each with the heads of the group in turn.
+// Under a window, a block needs a few keys more than the one before. The last blocks of a unit need none, and ask for
+// those of the next unit's first block.
 #pragma once
 
 #include "cpu/forward_block.h"
@@ -24,42 +24,32 @@ class ForwardAhead {
     if (block.rows == 0) return next;
     const Sequence& sequence = block.sequence;
     add(next, block, plan_.f.out, block.b, sequence.q_begin + block.first, block.h, p_.Dv, block.rows);
-    const index_t g = block.h % p_.group(), hk = block.h / p_.group();
+    const index_t hk = block.h / p_.group(), last_h = (hk + 1) * p_.group() - 1;
+    if (block.h < last_h) {
+      add(next, block, p_.q, block.b, sequence.q_begin + block.first, block.h + 1, p_.D, block.rows);
+      return next;
+    }
     if (block.first > 0) {
       const index_t first = block.first - plan_.tiles.queries;
-      add(next, block, p_.q, block.b, sequence.q_begin + first, block.h, p_.D, plan_.tiles.queries);
+      add(next, block, p_.q, block.b, sequence.q_begin + first, hk * p_.group(), p_.D, plan_.tiles.queries);
       const Range fresh{begin_packed(block.rules[0].visible_keys(Range{first, block.first})), begin_packed(block.keys)};
-      // The first head of a group packs them for the others.
-      if (g == 0) add_keys(next, block, block.b, hk, sequence, fresh);
+      add_keys(next, block, block.b, hk, sequence, fresh);
       if (!fresh.empty()) return next;
     }
-    if (g < p_.group() - 1) {
-      if (block.first == 0) add_last_queries(next, block, block.b, block.h + 1, sequence);
-    } else if (unit + 1 < plan_.units.count()) {
-      add_unit(next, block, plan_.units.b(unit + 1), plan_.units.hk(unit + 1));
-    }
+    if (unit + 1 < plan_.units.count()) add_unit(next, block, plan_.units.b(unit + 1), plan_.units.hk(unit + 1));
     return next;
   }
 
  private:
   static index_t begin_packed(Range keys) { return keys.begin / kPackedKeys * kPackedKeys; }
 
-  // Where the query block begins that is the first to have its turn.
-  index_t last_queries(const Sequence& sequence) const {
-    return (sequence.q_len - 1) / plan_.tiles.queries * plan_.tiles.queries;
-  }
-  void add_last_queries(NextRows& next, const Block& block, index_t b, index_t h, const Sequence& sequence) const {
-    const index_t first = last_queries(sequence);
-    add(next, block, p_.q, b, sequence.q_begin + first, h, p_.D, sequence.q_len - first);
-  }
-
   // A part of what the first task of another unit needs, the last part with the last block of this one.
   void add_unit(NextRows& next, const Block& block, index_t b, index_t hk) const {
     const index_t queries = plan_.tiles.queries, h = hk * p_.group();
     const Sequence sequence = p_.sequence(b);
     if (sequence.q_len == 0) return;
-    if (block.first == 0) add_last_queries(next, block, b, h, sequence);
-    const Range seen{last_queries(sequence), sequence.q_len};
+    const Range seen{(sequence.q_len - 1) / queries * queries, sequence.q_len};
+    if (block.first == 0) add(next, block, p_.q, b, sequence.q_begin + seen.begin, h, p_.D, seen.end - seen.begin);
     Range keys = p_.template score_rule<Real>(b, h).visible_keys(seen);
     keys.begin = begin_packed(keys);
     if ((keys.end - keys.begin) * (p_.D + p_.Dv) * plan_.format.size > kMostBytes) return;

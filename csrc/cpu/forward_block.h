@@ -37,7 +37,8 @@ struct ForwardBlock {
   Sequence sequence;
   const ScoreRule<Real>* rules;  // heads
   typename Target::Elem* packed;
-  Range keys;  // What its rows see.
+  Range keys;     // What its rows see.
+  index_t front;  // Packed keys from this one on lie at the front of their memory, those before it at the end.
   NextRows next;
 
   FA_INLINE index_t head(index_t r) const { return heads == 1 ? h : h + r % heads; }
@@ -85,7 +86,8 @@ struct ForwardScratch {
   SoftmaxState<Real>* state;
   // Of whatever is in work.
   Elem* staging;          // see PackedKeys
-  Elem* packed;           // a key block, when packed in place
+  Elem* packed;           // a key block, when packed in place; what a block of queries sees, when a worker's own
+  index_t* parts;         // which parts those are, by their place
   const void** stream;    // see ForwardDirect
   Real* scores;           // kRows x keys; when direct queries x keys, a block's own
   Elem* probabilities;    // likewise; the memory of scores when they are of the same type
@@ -120,8 +122,8 @@ struct ForwardPlan {
         addend(p),
         heads(how == Approach::packed ? 1 : p.group()),
         tiles(tiles_for(executor.num_threads)),
-        packed(p, format, how == Approach::packed ? round_up(units.longest_k(), kKeyAlign) : tiles.keys,
-               how == Approach::in_place),
+        own(how == Approach::packed && can_pack_alone(executor.num_threads)),
+        packed(p, format, keys_to_hold(), how == Approach::in_place),
         q_stride(round_up(p.D, kWidth)),
         o_stride(round_up(p.Dv, kWidth)),
         query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)),
@@ -140,6 +142,22 @@ struct ForwardPlan {
     return t;
   }
 
+  index_t keys_to_hold() const {
+    if (approach != Approach::packed) return tiles.keys;
+    return own ? most_seen() : all_keys();
+  }
+  index_t all_keys() const { return round_up(units.longest_k(), kKeyAlign); }
+  // Keys that a block of queries sees; fewer than all only as whole parts, wherever in a part they begin.
+  index_t most_seen() const {
+    if (p.window_left < 0 || p.window_right < 0) return all_keys();
+    const index_t keys = p.window_left + p.window_right + tiles.queries;
+    return min_of(all_keys(), (ceil_div(keys - 1, kPackedKeys) + 1) * kPackedKeys);
+  }
+  bool can_pack_alone(index_t threads) const {
+    const PackedKeys<Target> seen(p, format, most_seen(), false);
+    return units.count() >= threads && Units::quick_to_allocate(threads * seen.block_elems() * index_t(sizeof(Elem)));
+  }
+
   // With room for `slots` blocks.
   ForwardScratch<Target> carve(char* base, index_t slots) const {
     Carver c(base);
@@ -152,7 +170,8 @@ struct ForwardPlan {
     s.o = c.take<Real>(queries * o_stride);
     s.state = c.take<SoftmaxState<Real>>(queries);
     s.staging = c.take<Elem>(direct ? 0 : packed.staging_elems());
-    s.packed = c.take<Elem>(approach == Approach::in_place ? packed.block_elems() : 0);
+    s.packed = c.take<Elem>(own || approach == Approach::in_place ? packed.block_elems() : 0);
+    s.parts = c.take<index_t>(own ? packed.parts() : 0);
     s.stream = c.take<const void*>(direct ? 2 * kDirectKeys + kRowsAhead : 0);
     const index_t scores = (direct ? queries : kRows) * score_stride();
     s.scores = c.take<Real>(scores);
@@ -200,6 +219,29 @@ struct ForwardPlan {
     return min_of(tiles.keys, sequence.k_len - origin);
   }
 
+  // K and V as they are packed for a block of rows: a block of keys, or what there is room for of a sequence.
+  FA_INLINE Panels<Target> k(const ForwardBlock<Target>& block, const Columns& c) const {
+    return packed.k(block.packed, packed_keys(block, c));
+  }
+  FA_INLINE Panels<Target> v(const ForwardBlock<Target>& block, const Columns& c) const {
+    return packed.v(block.packed, packed_keys(block, c));
+  }
+  FA_INLINE index_t packed_keys(const ForwardBlock<Target>& block, const Columns& c) const {
+    return approach == Approach::packed ? packed.held(block.sequence.k_len) : c.keys;
+  }
+  // Calls run(part, at) for the parts of `columns` whose packed keys lie one after another: column n is packed key
+  // at + n.
+  template <class Run>
+  FA_INLINE void each_run(const ForwardBlock<Target>& block, const Columns& c, Range columns, const Run& run) const {
+    if (approach != Approach::packed) return run(columns, index_t(0));
+    const index_t front = block.front - c.origin;
+    for (index_t n = columns.begin; n < columns.end;) {
+      const index_t end = n < front ? min_of(front, columns.end) : columns.end;
+      run(Range{n, end}, n < front ? packed.keys() - front : -front);
+      n = end;
+    }
+  }
+
   // Whether the mask hides the key block at key `origin` from all rows.
   bool hidden(const ForwardBlock<Target>& block, index_t origin) const {
     if (!block.rules[0].mask.given()) return false;
@@ -227,6 +269,7 @@ struct ForwardPlan {
   const Addend<Target> addend;
   const index_t heads;  // Query heads whose rows share a block.
   const Tiles tiles;
+  const bool own;  // Workers are on units of their own, and pack for themselves what they need of K and V.
   const PackedKeys<Target> packed;
   const index_t q_stride, o_stride;
   const index_t query_blocks, key_blocks;

@@ -119,17 +119,13 @@ class ForwardStrips {
                       block.packed, s.staging);
   }
 
-  // What is packed holds a block of keys, or all keys of a sequence.
-  FA_INLINE index_t packed_keys(const Block& block, const Columns& c) const {
-    return plan_.approach == Approach::packed ? block.sequence.k_len : c.keys;
-  }
-  FA_INLINE index_t packed_origin(const Columns& c) const { return plan_.approach == Approach::packed ? c.origin : 0; }
-
   void scores(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
-    const Elem* const rows = s.rows + r * plan_.q_stride;
-    const index_t at = packed_origin(c);
-    multiply_strip<Target, false>({rows, plan_.q_stride, kStep}, plan_.packed.k(block.packed, packed_keys(block, c)), 0,
-                                  plan_.packed.depth(), at + c.begin, at + c.end, s.scores + c.begin, stride_);
+    const StripA<Elem> rows{s.rows + r * plan_.q_stride, plan_.q_stride, kStep};
+    const Panels<Target> k = plan_.k(block, c);
+    plan_.each_run(block, c, {c.begin, c.end}, [&](Range part, index_t at) {
+      multiply_strip<Target, false>(rows, k, 0, plan_.packed.depth(), at + part.begin, at + part.end,
+                                    s.scores + part.begin, stride_);
+    });
   }
 
   // The maxima of a strip's rows, lane by lane, from products on their way to memory.
@@ -142,16 +138,20 @@ class ForwardStrips {
   // Of the columns `watched` at most, which become those that were.
   Maxima scores_and_maxima(const Block& block, index_t r, const Columns& c, Range& watched, StripAsks& asks,
                            const Scratch& s) const {
-    const Elem* const rows = s.rows + r * plan_.q_stride;
-    const index_t at = packed_origin(c);
+    const StripA<Elem> rows{s.rows + r * plan_.q_stride, plan_.q_stride, kStep};
+    const Panels<Target> k = plan_.k(block, c);
     Maxima maxima;
     maxima.asks = &asks;
     for (V& top : maxima.top) top = V(-kInfinity);
-    Range packed{at + watched.begin, at + watched.end};
-    multiply_watched<Target, false>({rows, plan_.q_stride, kStep}, plan_.packed.k(block.packed, packed_keys(block, c)),
-                                    0, plan_.packed.depth(), at + c.begin, at + c.end, s.scores + c.begin, stride_,
-                                    packed, maxima);
-    watched = {packed.begin - at, packed.end - at};
+    Range all{c.begin, c.begin};
+    plan_.each_run(block, c, {c.begin, c.end}, [&](Range part, index_t at) {
+      Range packed{at + max_of(watched.begin, part.begin), at + min_of(watched.end, part.end)};
+      multiply_watched<Target, false>(rows, k, 0, plan_.packed.depth(), at + part.begin, at + part.end,
+                                      s.scores + part.begin, stride_, packed, maxima);
+      if (packed.empty()) return;
+      all = {all.empty() ? packed.begin - at : all.begin, packed.end - at};
+    });
+    watched = all;
     return maxima;
   }
 
@@ -192,10 +192,11 @@ class ForwardStrips {
 
   // O += P V in features from `first` on.
   void multiply_values(const Block& block, index_t r, const Columns& c, index_t first, const Scratch& s) const {
-    const index_t at = packed_origin(c);
-    multiply_strip<Target, true>(
-        {s.probabilities + c.seen.begin, stride_, kStep}, plan_.packed.v(block.packed, packed_keys(block, c)),
-        at + c.seen.begin, at + c.seen.end, first, plan_.o_stride, s.o + r * plan_.o_stride + first, plan_.o_stride);
+    const Panels<Target> v = plan_.v(block, c);
+    plan_.each_run(block, c, c.seen, [&](Range part, index_t at) {
+      multiply_strip<Target, true>({s.probabilities + part.begin, stride_, kStep}, v, at + part.begin, at + part.end,
+                                   first, plan_.o_stride, s.o + r * plan_.o_stride + first, plan_.o_stride);
+    });
   }
 
   // The products of keys with the first panel of V take in exp2 of keys a bit further on.
@@ -206,14 +207,16 @@ class ForwardStrips {
     Shifts<kRows> shifts;
     using Pitch = ScorePitch<Target>;
     Exponentials<Target, kRows, Pitch> weights(weigh_strip(block, r, c, shifts, asks, s));
-    const index_t at = packed_origin(c), begin = at + c.seen.begin, end = at + c.seen.end;
-    const Panels<Target> v = plan_.packed.v(block.packed, packed_keys(block, c));
+    const Panels<Target> v = plan_.v(block, c);
     const index_t width = v.width(0);
     asks.ask_rest();
     weights.walk(ceil_div(c.seen.begin + kAhead - c.begin, W));
-    multiply_panel_of<Target, true>(
-        width / W, begin / kStep, end / kStep, StripA<Elem, Pitch, FixedStep>{s.probabilities + c.seen.begin, {}, {}},
-        v.panel(0) + begin * width, width * kStep, s.o + r * plan_.o_stride, plan_.o_stride, weights);
+    plan_.each_run(block, c, c.seen, [&](Range part, index_t at) {
+      const index_t begin = at + part.begin, end = at + part.end;
+      multiply_panel_of<Target, true>(
+          width / W, begin / kStep, end / kStep, StripA<Elem, Pitch, FixedStep>{s.probabilities + part.begin, {}, {}},
+          v.panel(0) + begin * width, width * kStep, s.o + r * plan_.o_stride, plan_.o_stride, weights);
+    });
     multiply_values(block, r, c, width, s);
     end_softmax(weights, r, s);
   }

@@ -12,7 +12,7 @@ inline constexpr index_t kPackedKeys = 128;
 template <class Target>
 class PackedKeys {
   using Elem = typename Target::Elem;
-  static constexpr index_t kWidth = Target::kWidth, kPanel = Target::kPanel;
+  static constexpr index_t kWidth = Target::kWidth, kPanel = Target::kPanel, kPanels = kPackedKeys / kPanel;
 
  public:
   // few: keys are packed for a few rows, where they are used (Approach::in_place).
@@ -25,6 +25,7 @@ class PackedKeys {
         k_stride_(round_up(p.D, kWidth)),
         v_stride_(round_up(p.Dv, kWidth)) {}
 
+  FA_INLINE index_t keys() const { return keys_; }
   FA_INLINE index_t depth() const { return depth_; }
   FA_INLINE index_t block_elems() const { return keys_ * (depth_ + v_stride_); }
   // Rows on their way from a tensor into a panel: few enough to stay in L1.
@@ -36,12 +37,34 @@ class PackedKeys {
     return {block + keys_ * depth_, round_up(keys, kWidth), v_stride_};
   }
 
-  // Packs panels [panels.begin, panels.end) of keys of the block that begins at key `first` and has `keys` keys.
+  // Parts of kPackedKeys keys, as a worker packs them, of a sequence that has `keys` keys. More than fit go around: a
+  // part is where there was one that nobody needs any more.
+  FA_INLINE index_t parts() const { return ceil_div(keys_, kPackedKeys); }
+  FA_INLINE index_t place(index_t part) const { return part % parts(); }
+  FA_INLINE index_t held(index_t keys) const { return min_of(keys, keys_); }
+  Range parts_of(Range seen, index_t keys) const {
+    const Panels<Target> panels = k(nullptr, held(keys));
+    const auto part = [&](index_t key) { return keys > keys_ ? key / kPackedKeys : panels.at(key) / kPanels; };
+    return {part(seen.begin), part(seen.end - 1) + 1};
+  }
+  // The first of the keys seen that lie at the front, or 0.
+  FA_INLINE index_t front(Range seen, index_t keys) const {
+    return keys > keys_ ? max_of<index_t>(seen.end - 1, 0) / keys_ * keys_ : 0;
+  }
+  void pack_part(index_t b, index_t hk, index_t part, index_t keys, Elem* block, Elem* staging) const {
+    const index_t at = place(part);
+    pack(b, hk, (part - at) * kPackedKeys, held(keys), {at * kPanels, (at + 1) * kPanels}, block, staging);
+  }
+
+  // Packs panels [panels.begin, panels.end) of keys, as far as these exist, of the block that begins at key `first` and
+  // has room for `keys` keys.
   void pack(index_t b, index_t hk, index_t first, index_t keys, Range panels, Elem* block, Elem* staging) const {
     const Panels<Target> k_panels = k(block, keys), v_panels = v(block, keys);
+    const index_t there = min_of(keys, p_.sequence(b).k_len - first);
     for (index_t panel = panels.begin; panel < min_of(panels.end, k_panels.count()); ++panel) {
       const index_t begin = k_panels.begin(panel), width = k_panels.width(panel);
-      const index_t rows = min_of(width, keys - begin);
+      if (begin >= there) return;
+      const index_t rows = min_of(width, there - begin);
       const Rows of_k = rows_of(p_.k, b, hk, first + begin, rows, width, p_.D, k_stride_, staging);
       pack_transposed_panel<Target>(of_k.data, of_k.stride, depth_ / k_panels.kStep, width, k_panels.panel(panel));
       const Rows of_v = rows_of(p_.v, b, hk, first + begin, rows, width, p_.Dv, v_stride_, staging);

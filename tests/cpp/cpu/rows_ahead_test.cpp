@@ -111,8 +111,8 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
   const index_t unasked = GetParam().window < 0 ? 0 : (last - GetParam().window) / kPackedKeys * kPackedKeys;
   Lines all;
   for (index_t unit = 0; unit < units.count(); ++unit)
-    for (index_t g = 0; g < kGroup; ++g)
-      for (index_t first = last; first >= 0; first -= kQueries) {
+    for (index_t first = last; first >= 0; first -= kQueries)
+      for (index_t g = 0; g < kGroup; ++g) {
         const index_t b = units.b(unit), h = units.hk(unit) * kGroup + g;
         const ScoreRule<float> rule = p.score_rule<float>(b, h);
         const index_t rows = min_of(kQueries, S - first);
@@ -128,7 +128,7 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
           EXPECT_TRUE(holds(all, lines_of(p.k, b, units.hk(unit), begin, end - begin)));
           EXPECT_TRUE(holds(all, lines_of(p.v, b, units.hk(unit), begin, end - begin)));
         }
-        const ForwardBlock<Target> block{b, h, 1, first, rows, p.sequence(b), &rule, nullptr, keys, {}};
+        const ForwardBlock<Target> block{b, h, 1, first, rows, p.sequence(b), &rule, nullptr, keys, 0, {}};
         const Lines now = asked(ahead.of(block, unit), block.rows);
         EXPECT_TRUE(holds(now, lines_of(f.out, b, h, first, rows)));
         all.insert(now.begin(), now.end());
