@@ -82,12 +82,11 @@ class Forward {
     for (index_t first = 0; first < units_.count(); first += wave) {
       const index_t n = min_of(wave, units_.count() - first);
       for (index_t i = 0; i < min_of(n, shared_units) * parts; ++i) new (shared.parts + i) OnDemand;
-      // Late query blocks see most keys under a causal mask: they go first, so that no thread ends on a long one. The
-      // heads of a group meet the same keys one after another.
+      // The heads of a group meet the same keys one after another.
       parallel_for_groups(executor_, own ? n : n * per_unit, own ? per_unit : 1, [&](index_t task, int worker) {
         const index_t unit = task / per_unit, g = task % p_.group(), nth = task % per_unit / p_.group();
         const Scratch s = scratch(worker);
-        Block& block = begin(first + unit, g, plan_.query_blocks - 1 - nth, s);
+        Block& block = begin(first + unit, g, plan_.ascending ? nth : plan_.query_blocks - 1 - nth, s);
         if (block.rows == 0) return;
         if (prefetches_into_l2()) block.next = ahead_.of(block, first + unit);
         if (own) {

@@ -1,8 +1,8 @@
 // What a task of packed keys asks for while it computes: the rows of its own output, and what the next task will load.
 //
-// Tasks of a worker go through the query blocks of a unit from last to first, each with the heads of the group in turn.
-// Under a window, a block needs a few keys more than the one before. The last blocks of a unit need none, and ask for
-// those of the next unit's first block.
+// Tasks of a worker go through the query blocks of a unit in turn, each with the heads of the group. Where packed keys
+// go around, a block needs a few keys more than the one before. Where they do not, the first block of a unit needs
+// nearly all of them, and the last blocks of the unit before ask for these.
 #pragma once
 
 #include "cpu/forward_block.h"
@@ -13,6 +13,9 @@ template <class Target>
 class ForwardAhead {
   using Real = typename Target::Real;
   using Block = ForwardBlock<Target>;
+  // Blocks that ask for keys of another unit: fewer, and its last rows are asked for in haste; more, and its first rows
+  // have left the cache again.
+  static constexpr index_t kLastBlocks = 4;
   // Bytes of K and V of another unit that L2 has room for, beside what is in work (1 MB on processors that ask).
   static constexpr index_t kMostBytes = index_t(384) << 10;
 
@@ -29,32 +32,45 @@ class ForwardAhead {
       add(next, block, p_.q, block.b, sequence.q_begin + block.first, block.h + 1, p_.D, block.rows);
       return next;
     }
-    if (block.first > 0) {
-      const index_t first = block.first - plan_.tiles.queries;
-      add(next, block, p_.q, block.b, sequence.q_begin + first, hk * p_.group(), p_.D, plan_.tiles.queries);
-      const Range fresh{begin_packed(block.rules[0].visible_keys(Range{first, block.first})), begin_packed(block.keys)};
+    const index_t queries = plan_.tiles.queries, blocks = ceil_div(sequence.q_len, queries),
+                  nth = block.first / queries;
+    const index_t left = plan_.ascending ? blocks - 1 - nth : nth;  // Blocks of the unit that have yet to come.
+    if (left > 0) {
+      const Range rows = rows_of(sequence, plan_.ascending ? nth + 1 : nth - 1);
+      add(next, block, p_.q, block.b, sequence.q_begin + rows.begin, hk * p_.group(), p_.D, rows.end - rows.begin);
+      const Range seen = block.rules[0].visible_keys(rows);
+      const Range fresh = plan_.ascending ? Range{min_of(round_up(block.keys.end, kPackedKeys), sequence.k_len),
+                                                  min_of(round_up(seen.end, kPackedKeys), sequence.k_len)}
+                                          : Range{begin_packed(seen), begin_packed(block.keys)};
       add_keys(next, block, block.b, hk, sequence, fresh);
       if (!fresh.empty()) return next;
     }
-    if (unit + 1 < plan_.units.count()) add_unit(next, block, plan_.units.b(unit + 1), plan_.units.hk(unit + 1));
+    const index_t parts = plan_.ascending ? 1 : min_of(kLastBlocks, blocks);
+    if (left < parts && unit + 1 < plan_.units.count())
+      add_unit(next, block, plan_.units.b(unit + 1), plan_.units.hk(unit + 1), parts - 1 - left, parts);
     return next;
   }
 
  private:
   static index_t begin_packed(Range keys) { return keys.begin / kPackedKeys * kPackedKeys; }
+  // Of the query block `nth`.
+  Range rows_of(const Sequence& sequence, index_t nth) const {
+    const index_t first = nth * plan_.tiles.queries;
+    return {first, min_of(first + plan_.tiles.queries, sequence.q_len)};
+  }
 
   // A part of what the first task of another unit needs, the last part with the last block of this one.
-  void add_unit(NextRows& next, const Block& block, index_t b, index_t hk) const {
-    const index_t queries = plan_.tiles.queries, h = hk * p_.group();
+  void add_unit(NextRows& next, const Block& block, index_t b, index_t hk, index_t part, index_t parts) const {
     const Sequence sequence = p_.sequence(b);
     if (sequence.q_len == 0) return;
-    const Range seen{(sequence.q_len - 1) / queries * queries, sequence.q_len};
-    if (block.first == 0) add(next, block, p_.q, b, sequence.q_begin + seen.begin, h, p_.D, seen.end - seen.begin);
-    Range keys = p_.template score_rule<Real>(b, h).visible_keys(seen);
-    keys.begin = begin_packed(keys);
+    const index_t h = hk * p_.group();
+    const Range rows = rows_of(sequence, plan_.ascending ? 0 : (sequence.q_len - 1) / plan_.tiles.queries);
+    if (part == parts - 1) add(next, block, p_.q, b, sequence.q_begin + rows.begin, h, p_.D, rows.end - rows.begin);
+    Range keys = p_.template score_rule<Real>(b, h).visible_keys(rows);
+    keys = {begin_packed(keys), min_of(round_up(keys.end, kPackedKeys), sequence.k_len)};
     if ((keys.end - keys.begin) * (p_.D + p_.Dv) * plan_.format.size > kMostBytes) return;
-    const index_t end = round_up(keys.end, queries) - block.first;
-    add_keys(next, block, b, hk, sequence, {max_of(end - queries, keys.begin), min_of(end, keys.end)});
+    const index_t share = ceil_div(keys.end - keys.begin, parts), begin = keys.begin + part * share;
+    add_keys(next, block, b, hk, sequence, {begin, min_of(begin + share, keys.end)});
   }
 
   // As far as they are rows of one operand, not across pages.

@@ -124,6 +124,7 @@ struct ForwardPlan {
         tiles(tiles_for(executor.num_threads)),
         own(how == Approach::packed && can_pack_alone(executor.num_threads)),
         packed(p, format, keys_to_hold(), how == Approach::in_place),
+        ascending(own && packed.keys() < all_keys()),
         q_stride(round_up(p.D, kWidth)),
         o_stride(round_up(p.Dv, kWidth)),
         query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)),
@@ -271,6 +272,9 @@ struct ForwardPlan {
   const Tiles tiles;
   const bool own;  // Workers are on units of their own, and pack for themselves what they need of K and V.
   const PackedKeys<Target> packed;
+  // Whether query blocks have their turn from first to last. Late ones see most keys under a causal mask: they go
+  // first, so that no thread ends on a long one; but if packed keys go around, the first block of a unit sees few.
+  const bool ascending;
   const index_t q_stride, o_stride;
   const index_t query_blocks, key_blocks;
 };
