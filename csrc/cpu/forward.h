@@ -10,11 +10,13 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <new>
 
 #include "cpu/forward_ahead.h"
 #include "cpu/forward_direct.h"
 #include "cpu/on_demand.h"
+#include "cpu/slots.h"
 
 namespace flash_attn::cpu {
 
@@ -42,66 +44,99 @@ class Forward {
         direct_(plan_, strips_) {}
 
   void run() {
-    if (plan_.approach == Approach::packed)
-      run_packed();
-    else
+    if (plan_.approach != Approach::packed)
       run_ranges();
+    else if (plan_.alone)
+      run_alone();
+    else
+      run_shared();
   }
 
  private:
-  // K and V of the units of a wave, packed part by part by whoever needs one first.
-  struct SharedKeys {
-    Elem* keys;       // units x unit_elems
-    OnDemand* parts;  // units x unit_parts
-    index_t bytes;
+  // K and V of a unit while some of its tasks are left: parts of packed keys in a slot of memory.
+  struct PackedUnit {
+    OnDemand memory;
+    index_t slot;
+    std::atomic<index_t> tasks_left;
   };
-  SharedKeys carve_shared(char* base, index_t units) const {
+  // What the tasks of a wave share.
+  struct PackedMemory {
+    Elem* keys;         // slots x unit_elems
+    OnDemand* parts;    // slots x unit_parts
+    PackedUnit* units;  // units of a wave
+    index_t unit_elems, unit_parts, bytes;
+  };
+  PackedMemory carve_packed(char* base, index_t slots, index_t wave) const {
     Carver c(base);
-    SharedKeys shared{};
-    shared.keys = c.take<Elem>(units * plan_.packed.block_elems());
-    shared.parts = c.take<OnDemand>(units * plan_.packed.parts());
-    shared.bytes = c.used();
-    return shared;
+    PackedMemory m{};
+    m.unit_elems = plan_.packed.block_elems(), m.unit_parts = plan_.packed.parts();
+    m.keys = c.take<Elem>(slots * m.unit_elems);
+    m.parts = c.take<OnDemand>(slots * m.unit_parts);
+    m.units = c.take<PackedUnit>(wave);
+    m.bytes = c.used();
+    return m;
   }
 
-  void run_packed() {
-    const bool own = plan_.own;
+  void run_shared() {
     const index_t unit_bytes = plan_.packed.block_elems() * index_t(sizeof(Elem));
-    const index_t per_unit = p_.group() * plan_.query_blocks, parts = plan_.packed.parts();
-    const index_t wave = own ? units_.count() : units_.wave(unit_bytes, per_unit, executor_.num_threads);
+    const index_t per_unit = unit_tasks(), threads = executor_.num_threads;
+    // Workers on units of their own hold that one each and another that they help with, whatever the number of units.
+    const bool own = units_.count() >= threads && Units::quick_to_allocate(2 * threads * unit_bytes);
+    const index_t wave = own ? units_.count() : units_.wave(unit_bytes, per_unit, threads);
+    const index_t held = own ? min_of(wave, 2 * threads) : wave;
     const int workers = worker_count(executor_, wave * per_unit);
-    const index_t shared_units = own ? 0 : wave, shared_bytes = carve_shared(nullptr, shared_units).bytes;
-    const index_t scratch_bytes = plan_.carve(nullptr, 1).bytes;
+    const index_t shared_bytes = carve_packed(nullptr, held, wave).bytes, scratch_bytes = plan_.carve(nullptr, 1).bytes;
     const Workspace memory(shared_bytes + workers * scratch_bytes);
-    const SharedKeys shared = carve_shared(memory.data(), shared_units);
-    const auto scratch = [&](int worker) {
-      return plan_.carve(memory.data() + shared_bytes + worker * scratch_bytes, 1);
-    };
-    for (int worker = 0; own && worker < workers; ++worker) std::fill_n(scratch(worker).parts, parts, index_t(-1));
+    const PackedMemory packed = carve_packed(memory.data(), held, wave);
+    Slots slots(held, workers);
 
     for (index_t first = 0; first < units_.count(); first += wave) {
       const index_t n = min_of(wave, units_.count() - first);
-      for (index_t i = 0; i < min_of(n, shared_units) * parts; ++i) new (shared.parts + i) OnDemand;
-      // The heads of a group meet the same keys one after another.
+      for (index_t i = 0; i < n; ++i) (new (packed.units + i) PackedUnit)->tasks_left.store(per_unit);
       parallel_for_groups(executor_, own ? n : n * per_unit, own ? per_unit : 1, [&](index_t task, int worker) {
-        const index_t unit = task / per_unit, g = task % p_.group(), nth = task % per_unit / p_.group();
-        const Scratch s = scratch(worker);
-        Block& block = begin(first + unit, g, plan_.ascending ? nth : plan_.query_blocks - 1 - nth, s);
-        if (block.rows == 0) return;
-        if (prefetches_into_l2()) block.next = ahead_.of(block, first + unit);
-        if (own) {
-          pack_alone(block, unit, s);
-        } else {
-          block.packed = shared.keys + unit * plan_.packed.block_elems();
-          pack_shared(block, shared.parts + unit * parts, s);
-        }
-        attend_packed(block, s);
+        const Scratch s = plan_.carve(memory.data() + shared_bytes + worker * scratch_bytes, 1);
+        PackedUnit& unit = packed.units[task / per_unit];
+        unit.memory.begin([&] {
+          unit.slot = slots.take(worker);
+          OnDemand* const parts = packed.parts + unit.slot * packed.unit_parts;
+          for (index_t part = 0; part < packed.unit_parts; ++part) new (parts + part) OnDemand;
+        });
+        unit.memory.await();
+        run_task(first + task / per_unit, task % per_unit, s, [&](Block& block) {
+          block.packed = packed.keys + unit.slot * packed.unit_elems;
+          pack_shared(block, packed.parts + unit.slot * packed.unit_parts, s);
+        });
+        if (unit.tasks_left.fetch_sub(1) == 1) slots.give(unit.slot, worker);
       });
     }
   }
 
-  void attend_packed(const Block& block, const Scratch& s) const {
+  // Each worker packs for itself.
+  void run_alone() {
+    const index_t per_unit = unit_tasks(), scratch_bytes = plan_.carve(nullptr, 1).bytes;
+    const int workers = worker_count(executor_, units_.count() * per_unit);
+    const Workspace memory(workers * scratch_bytes);
+    const auto scratch = [&](int worker) { return plan_.carve(memory.data() + worker * scratch_bytes, 1); };
+    for (int worker = 0; worker < workers; ++worker)
+      std::fill_n(scratch(worker).parts, plan_.packed.parts(), index_t(-1));
+    parallel_for_groups(executor_, units_.count(), per_unit, [&](index_t task, int worker) {
+      const index_t unit = task / per_unit;
+      const Scratch s = scratch(worker);
+      run_task(unit, task % per_unit, s, [&](Block& block) { pack_alone(block, unit, s); });
+    });
+  }
+
+  index_t unit_tasks() const { return p_.group() * plan_.query_blocks; }
+
+  // One block of queries of one head. The heads of a group meet the same keys one after another.
+  template <class Pack>
+  void run_task(index_t unit, index_t task, const Scratch& s, const Pack& pack) const {
     [[maybe_unused]] const typename Target::Tiles::Session session;
+    const index_t g = task % p_.group(), nth = task / p_.group();
+    Block& block = begin(unit, g, plan_.alone ? nth : plan_.query_blocks - 1 - nth, s);
+    if (block.rows == 0) return;
+    if (prefetches_into_l2()) block.next = ahead_.of(block, unit);
+    pack(block);
     strips_.attend(block, {plan_.first_key(block), block.keys.end}, s);
     finish(block, s);
     if (f_.s_dmask) strips_.write_dmask(block, s);

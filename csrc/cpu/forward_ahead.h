@@ -34,25 +34,28 @@ class ForwardAhead {
     }
     const index_t queries = plan_.tiles.queries, blocks = ceil_div(sequence.q_len, queries),
                   nth = block.first / queries;
-    const index_t left = plan_.ascending ? blocks - 1 - nth : nth;  // Blocks of the unit that have yet to come.
+    const index_t left = plan_.alone ? blocks - 1 - nth : nth;  // Blocks of the unit that have yet to come.
     if (left > 0) {
-      const Range rows = rows_of(sequence, plan_.ascending ? nth + 1 : nth - 1);
+      const Range rows = rows_of(sequence, plan_.alone ? nth + 1 : nth - 1);
       add(next, block, p_.q, block.b, sequence.q_begin + rows.begin, hk * p_.group(), p_.D, rows.end - rows.begin);
       const Range seen = block.rules[0].visible_keys(rows);
-      const Range fresh = plan_.ascending ? Range{min_of(round_up(block.keys.end, kPackedKeys), sequence.k_len),
-                                                  min_of(round_up(seen.end, kPackedKeys), sequence.k_len)}
-                                          : Range{begin_packed(seen), begin_packed(block.keys)};
+      const Range fresh = plan_.alone ? Range{end_packed(sequence, block.keys), end_packed(sequence, seen)}
+                                      : Range{begin_packed(seen), begin_packed(block.keys)};
       add_keys(next, block, block.b, hk, sequence, fresh);
       if (!fresh.empty()) return next;
     }
-    const index_t parts = plan_.ascending ? 1 : min_of(kLastBlocks, blocks);
+    const index_t parts = plan_.alone ? 1 : min_of(kLastBlocks, blocks);
     if (left < parts && unit + 1 < plan_.units.count())
       add_unit(next, block, plan_.units.b(unit + 1), plan_.units.hk(unit + 1), parts - 1 - left, parts);
     return next;
   }
 
  private:
+  // Parts are packed as a whole.
   static index_t begin_packed(Range keys) { return keys.begin / kPackedKeys * kPackedKeys; }
+  static index_t end_packed(const Sequence& sequence, Range keys) {
+    return min_of(round_up(keys.end, kPackedKeys), sequence.k_len);
+  }
   // Of the query block `nth`.
   Range rows_of(const Sequence& sequence, index_t nth) const {
     const index_t first = nth * plan_.tiles.queries;
@@ -64,10 +67,10 @@ class ForwardAhead {
     const Sequence sequence = p_.sequence(b);
     if (sequence.q_len == 0) return;
     const index_t h = hk * p_.group();
-    const Range rows = rows_of(sequence, plan_.ascending ? 0 : (sequence.q_len - 1) / plan_.tiles.queries);
+    const Range rows = rows_of(sequence, plan_.alone ? 0 : (sequence.q_len - 1) / plan_.tiles.queries);
     if (part == parts - 1) add(next, block, p_.q, b, sequence.q_begin + rows.begin, h, p_.D, rows.end - rows.begin);
     Range keys = p_.template score_rule<Real>(b, h).visible_keys(rows);
-    keys = {begin_packed(keys), min_of(round_up(keys.end, kPackedKeys), sequence.k_len)};
+    keys = {begin_packed(keys), end_packed(sequence, keys)};
     if ((keys.end - keys.begin) * (p_.D + p_.Dv) * plan_.format.size > kMostBytes) return;
     const index_t share = ceil_div(keys.end - keys.begin, parts), begin = keys.begin + part * share;
     add_keys(next, block, b, hk, sequence, {begin, min_of(begin + share, keys.end)});

@@ -122,9 +122,8 @@ struct ForwardPlan {
         addend(p),
         heads(how == Approach::packed ? 1 : p.group()),
         tiles(tiles_for(executor.num_threads)),
-        own(how == Approach::packed && can_pack_alone(executor.num_threads)),
+        alone(how == Approach::packed && can_pack_alone(executor.num_threads)),
         packed(p, format, keys_to_hold(), how == Approach::in_place),
-        ascending(own && packed.keys() < all_keys()),
         q_stride(round_up(p.D, kWidth)),
         o_stride(round_up(p.Dv, kWidth)),
         query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)),
@@ -145,7 +144,7 @@ struct ForwardPlan {
 
   index_t keys_to_hold() const {
     if (approach != Approach::packed) return tiles.keys;
-    return own ? most_seen() : all_keys();
+    return alone ? most_seen() : all_keys();
   }
   index_t all_keys() const { return round_up(units.longest_k(), kKeyAlign); }
   // Keys that a block of queries sees; fewer than all only as whole parts, wherever in a part they begin.
@@ -154,9 +153,11 @@ struct ForwardPlan {
     const index_t keys = p.window_left + p.window_right + tiles.queries;
     return min_of(all_keys(), (ceil_div(keys - 1, kPackedKeys) + 1) * kPackedKeys);
   }
+  // A worker that helps with another's unit packs all that it sees of it: too much without a window.
   bool can_pack_alone(index_t threads) const {
     const PackedKeys<Target> seen(p, format, most_seen(), false);
-    return units.count() >= threads && Units::quick_to_allocate(threads * seen.block_elems() * index_t(sizeof(Elem)));
+    return most_seen() < all_keys() && units.count() >= threads &&
+           Units::quick_to_allocate(threads * seen.block_elems() * index_t(sizeof(Elem)));
   }
 
   // With room for `slots` blocks.
@@ -171,8 +172,8 @@ struct ForwardPlan {
     s.o = c.take<Real>(queries * o_stride);
     s.state = c.take<SoftmaxState<Real>>(queries);
     s.staging = c.take<Elem>(direct ? 0 : packed.staging_elems());
-    s.packed = c.take<Elem>(own || approach == Approach::in_place ? packed.block_elems() : 0);
-    s.parts = c.take<index_t>(own ? packed.parts() : 0);
+    s.packed = c.take<Elem>(alone || approach == Approach::in_place ? packed.block_elems() : 0);
+    s.parts = c.take<index_t>(alone ? packed.parts() : 0);
     s.stream = c.take<const void*>(direct ? 2 * kDirectKeys + kRowsAhead : 0);
     const index_t scores = (direct ? queries : kRows) * score_stride();
     s.scores = c.take<Real>(scores);
@@ -270,11 +271,11 @@ struct ForwardPlan {
   const Addend<Target> addend;
   const index_t heads;  // Query heads whose rows share a block.
   const Tiles tiles;
-  const bool own;  // Workers are on units of their own, and pack for themselves what they need of K and V.
+  // Whether workers, on units of their own, pack for themselves what they need of K and V: under a window, whose packed
+  // keys go around. Query blocks then have their turn from first to last, and the first block of a unit sees few keys.
+  // Otherwise late ones, which see most keys under a causal mask, go first, so that no thread ends on a long one.
+  const bool alone;
   const PackedKeys<Target> packed;
-  // Whether query blocks have their turn from first to last. Late ones see most keys under a causal mask: they go
-  // first, so that no thread ends on a long one; but if packed keys go around, the first block of a unit sees few.
-  const bool ascending;
   const index_t q_stride, o_stride;
   const index_t query_blocks, key_blocks;
 };

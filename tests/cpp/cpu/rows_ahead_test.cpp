@@ -106,10 +106,10 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
   const ForwardPlan<Target> plan(f, alone, Approach::packed, units);
   ASSERT_EQ(plan.tiles.queries, kQueries);
   const ForwardAhead<Target> ahead(plan);
-  EXPECT_EQ(plan.ascending, GetParam().window >= 0 && GetParam().window < 600);
+  EXPECT_EQ(plan.alone, GetParam().window >= 0 && GetParam().window < 600);
   std::vector<index_t> blocks;  // Where those of a head begin, in their turn.
   for (index_t first = 0; first < S; first += kQueries) blocks.push_back(first);
-  if (!plan.ascending) std::reverse(blocks.begin(), blocks.end());
+  if (!plan.alone) std::reverse(blocks.begin(), blocks.end());
   // Keys that the first block of all packs: nobody could ask for them.
   const Range unasked = p.score_rule<float>(0, 0).visible_keys({blocks[0], min_of(blocks[0] + kQueries, S)});
   Lines all;
