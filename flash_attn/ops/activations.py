@@ -17,10 +17,16 @@ def _wide(*tensors):
     return [t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors]
 
 
+def _as(dtype, result):
+    """result in dtype, not by a `to` that has nothing to do: torch.compile of torch 2.11 gives an autograd.Function
+    whose forward ends in one gradients of zero."""
+    return result if result.dtype == dtype else result.to(dtype)
+
+
 def gelu_fwd(x):
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
     (wide,) = _wide(x)
-    return F.gelu(wide, approximate="tanh").to(x.dtype)
+    return _as(x.dtype, F.gelu(wide, approximate="tanh"))
 
 
 def gelu_bwd(g, x):
@@ -35,7 +41,7 @@ def gelu_bwd(g, x):
 def bias_gelu(y, bias):
     """`gelu_fwd` of y + bias; y (...,N), bias (N)."""
     wide, wide_bias = _wide(y, bias)
-    return gelu_fwd(wide + wide_bias).to(y.dtype)
+    return _as(y.dtype, gelu_fwd(wide + wide_bias))
 
 
 def bias_gelu_back(g, y, bias):
@@ -85,7 +91,7 @@ def relu_bwd(g, x):
 def sqrelu_fwd(x):
     """relu(x)^2."""
     (wide,) = _wide(x)
-    return F.relu(wide).square().to(x.dtype)
+    return _as(x.dtype, F.relu(wide).square())
 
 
 def sqrelu_bwd(g, x):
@@ -97,7 +103,7 @@ def sqrelu_bwd(g, x):
 def swiglu_fwd(x, y):
     """x sigmoid(x) y: Shazeer 2020 (https://arxiv.org/abs/2002.05202)."""
     wide_x, wide_y = _wide(x, y)
-    return (F.silu(wide_x) * wide_y).to(x.dtype)
+    return _as(x.dtype, F.silu(wide_x) * wide_y)
 
 
 def swiglu_bwd(x, y, g):

@@ -222,3 +222,15 @@ def test_compiled(make):
     fast = torch.compile(module, fullgraph=True, backend="aot_eager")
     for a, b in zip(*(torch.autograd.grad(f(x).square().sum(), [x, *module.parameters()]) for f in (fast, module))):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.requires_torch(2, 4, "torch.compile as used here came with torch 2.4")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function, reference, shapes", DIFFERENTIABLE, ids=["gelu", "bias gelu", "swiglu"])
+def test_activations_compiled(function, reference, shapes, dtype):
+    """Eager mode's gradients, which torch 2.11 makes zero where a forward ends in a `to` of the same dtype."""
+    torch._dynamo.reset()
+    leaves = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+    fast = torch.compile(lambda *x: function(*x), fullgraph=True, backend="aot_eager")
+    for a, b in zip(*(torch.autograd.grad(f(*leaves).square().sum(), leaves) for f in (fast, function))):
+        torch.testing.assert_close(a, b)
