@@ -18,8 +18,8 @@ def _wide(*tensors):
 
 
 def _as(dtype, result):
-    """result in dtype, not by a `to` that has nothing to do: torch.compile of torch 2.11 gives an autograd.Function
-    whose forward ends in one gradients of zero."""
+    """result in dtype, not by a `to` that has nothing to do: torch.compile of torch 2.11 takes the alias for one more
+    result of an autograd.Function, and the gradient goes there (https://github.com/pytorch/pytorch/issues/180642)."""
     return result if result.dtype == dtype else result.to(dtype)
 
 
