@@ -24,7 +24,6 @@ class ForwardAhead {
 
   NextRows of(const Block& block, index_t unit) const {
     NextRows next{};
-    if (block.rows == 0) return next;
     const Sequence& sequence = block.sequence;
     add(next, block, plan_.f.out, block.b, sequence.q_begin + block.first, block.h, p_.Dv, block.rows);
     const index_t hk = block.h / p_.group(), last_h = (hk + 1) * p_.group() - 1;
