@@ -121,27 +121,39 @@ template <class Target, int N, bool Accumulate>
 inline constexpr int kChains = Accumulate && N * Target::kRows <= 8 ? 2 : 1;
 
 // Work that runs inside of products, in the pipelines that they leave idle: beside(integral_constant<int, i>) for i = 0
-// .. kParts - 1 in turn, each after kSteps k-steps, as long as there is more().
+// .. kParts - 1 in turn, kPartsOfStep in each k-step, as long as there is more(). In small parts, so that few
+// instructions in a row wait for each other: a core that runs another thread too looks half as far ahead (AMD Software
+// Optimization Guide for the Zen 4 Microarchitecture, on resources that are partitioned).
 struct NothingBeside {
-  static constexpr int kParts = 0, kSteps = 0;
+  static constexpr int kParts = 0;
 };
+inline constexpr int kPartsOfStep = 2;
 
 template <class Work, int... Parts>
 FA_INLINE void each_part(Work&& work, std::integer_sequence<int, Parts...>) {
   (work(std::integral_constant<int, Parts>()), ...);
 }
 
-// One k-step of a panel of N vectors into its sums.
-template <class Target, int N>
+// One k-step of a panel of N vectors into its sums, with after_row(integral_constant<int, r>) after the products of
+// row r.
+template <class Target, int N, class AfterRow>
 FA_INLINE void multiply_step(const typename Target::Elem* a, index_t row_stride, const typename Target::Elem* b,
-                             typename Target::Simd::V (&sum)[Target::kRows][N]) {
+                             typename Target::Simd::V (&sum)[Target::kRows][N], const AfterRow& after_row) {
   using Format = typename Target::Format;
   decltype(Format::load(b)) column[N];
   for (int n = 0; n < N; ++n) column[n] = Format::load(b + n * Target::Simd::W * Format::kStep);
-  for (int r = 0; r < Target::kRows; ++r) {
-    const auto row = Format::broadcast(a + r * row_stride);
-    for (int n = 0; n < N; ++n) sum[r][n] = Format::multiply_add(row, column[n], sum[r][n]);
-  }
+  each_part(
+      [&](auto r) {
+        const auto row = Format::broadcast(a + r * row_stride);
+        for (int n = 0; n < N; ++n) sum[r][n] = Format::multiply_add(row, column[n], sum[r][n]);
+        after_row(r);
+      },
+      std::make_integer_sequence<int, Target::kRows>());
+}
+template <class Target, int N>
+FA_INLINE void multiply_step(const typename Target::Elem* a, index_t row_stride, const typename Target::Elem* b,
+                             typename Target::Simd::V (&sum)[Target::kRows][N]) {
+  multiply_step<Target, N>(a, row_stride, b, sum, [](auto) {});
 }
 
 // N vectors of columns of a panel whose k-steps are b_step elements apart.
@@ -160,21 +172,22 @@ FA_INLINE void multiply_panel(index_t first_step, index_t last_step, A a, const 
     for (auto& chain : sum)
       for (int r = 0; r < MR; ++r)
         for (int n = 0; n < N; ++n) chain[r][n] = V(typename Target::Real(0));
-    const auto one_step = [&](V(&chain)[MR][N]) {
-      multiply_step<Target, N>(a.data, a.row_stride, b, chain);
+    const auto one_step = [&](V(&chain)[MR][N], auto... after_row) {
+      multiply_step<Target, N>(a.data, a.row_stride, b, chain, after_row...);
       a.data += a.step_stride;
       b += b_step;
     };
     if constexpr (Work::kParts > 0) {
-      static_assert(Work::kSteps % Chains == 0);
-      for (; work.more() && step + Work::kParts * Work::kSteps <= end; step += Work::kParts * Work::kSteps)
+      constexpr int Steps = Work::kParts / kPartsOfStep, Rows = MR / kPartsOfStep;
+      for (; work.more() && step + Steps <= end; step += Steps)
         each_part(
-            [&](auto part) {
-              for (int i = 0; i < Work::kSteps; i += Chains)
-                for (auto& chain : sum) one_step(chain);
-              work(part);
+            [&](auto i) {
+              one_step(sum[i % Chains], [&](auto r) {
+                constexpr int part = decltype(i)::value * kPartsOfStep + r / Rows;
+                if constexpr (r % Rows == Rows - 1) work(std::integral_constant<int, part>());
+              });
             },
-            std::make_integer_sequence<int, Work::kParts>());
+            std::make_integer_sequence<int, Steps>());
     }
     for (; step + Chains <= end; step += Chains)
       for (auto& chain : sum) one_step(chain);

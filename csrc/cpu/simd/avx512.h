@@ -58,7 +58,15 @@ FA_INLINE Avx512Vector zero_below(Avx512Vector y, Avx512Vector x, float bound) {
   return Avx512Vector(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(bound), _CMP_NLT_UQ), y.v));
 }
 FA_INLINE Avx512Vector softmax_weight(Avx512Vector x) { return weight_by_table<16>(x); }
-FA_INLINE Avx512Vector softmax_weight_beside_products(Avx512Vector x) { return weight_by_adders<32>(x); }
+template <int Stage>
+FA_INLINE void weigh_beside_products(WeightInWork<Avx512Vector>& w) {
+  weigh_by_adders<32, Stage>(w);
+}
+FA_INLINE Avx512Vector softmax_weight_beside_products(Avx512Vector x) {
+  WeightInWork<Avx512Vector> w{x, x};
+  weigh_beside_products<0>(w), weigh_beside_products<1>(w), weigh_beside_products<2>(w), weigh_beside_products<3>(w);
+  return w.x;
+}
 FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_rational(x); }
 template <int Steps>
 FA_INLINE Avx512Vector exp2_remainder(Avx512Vector y) {

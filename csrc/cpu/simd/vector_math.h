@@ -40,13 +40,22 @@ FA_INLINE V weight_by_table(V x) {
 
 // The same for where products keep the multipliers busy, which do a Zen 4's comparisons: 2^x - 2^kLeastWeight, of which
 // the difference does not show from -75 on, and which is 0 below kLeastWeight since x is taken no lower.
-template <int Steps, class V>
-FA_INLINE V weight_by_adders(V x) {
-  x = vmax(V(kLeastWeight), x);  // NaN stays.
-  const V t = x + V(kExp2Shift<Steps>);
-  const V f = x - (t - V(kExp2Shift<Steps>));
-  const V step = exp2_steps<Steps>(t);
-  return fma(step * f, exp2_slope<Steps>(f), step - V(kTwoToLeastWeight));
+// In stages, so that products can come between them.
+template <class V>
+struct WeightInWork {
+  V x, step;  // At first step is of no matter, at last x is the weight.
+};
+inline constexpr int kWeightStages = 4;
+template <int Steps, int Stage, class V>
+FA_INLINE void weigh_by_adders(WeightInWork<V>& w) {
+  static_assert(Stage < kWeightStages);
+  if constexpr (Stage == 0) w.x = vmax(V(kLeastWeight), w.x);  // NaN stays.
+  if constexpr (Stage == 1) {
+    w.step = w.x + V(kExp2Shift<Steps>);
+    w.x = w.x - (w.step - V(kExp2Shift<Steps>));
+  }
+  if constexpr (Stage == 2) w.step = exp2_steps<Steps>(w.step);
+  if constexpr (Stage == 3) w.x = fma(w.step * w.x, exp2_slope<Steps>(w.x), w.step - V(kTwoToLeastWeight));
 }
 
 // 2^x for x < 128 without a table: relative error 2e-9 on [-1/2, 1/2]. Below -150 the result is 0; V provides
