@@ -201,7 +201,7 @@ FA_INLINE void multiply_panel(index_t first_step, index_t last_step, A a, const 
       for (int n = 0; n < N; ++n) {
         V total = sum[0][r][n];
         for (int chain = 1; chain < Chains; ++chain) total = total + sum[chain][r][n];
-        Simd::store(to + n * W, accumulate ? Simd::load(to + n * W) + total : total);
+        Simd::store(to + n * W, accumulate ? Simd::load(to + n * W) + total : Simd::from_products(total));
       }
   }
   beside = work;
@@ -293,7 +293,7 @@ FA_NOINLINE void multiply_panels(index_t panels, index_t steps, StripA<typename 
     auto* to = c;
     for (int r = 0; r < MR; ++r, to += stride)
       for (int n = 0; n < N; ++n) {
-        Simd::store(to + n * W, sum[r][n]);
+        Simd::store(to + n * W, Simd::from_products(sum[r][n]));
         see(r, sum[r][n]);
       }
   }

@@ -91,6 +91,7 @@ struct Avx2Simd {
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
+  static FA_INLINE V from_products(V x) { return x; }
   static FA_INLINE V iota() { return V(_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7)); }
   static FA_INLINE float reduce_max(V x) {
     const __m128 half = _mm_max_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));

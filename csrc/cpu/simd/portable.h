@@ -150,6 +150,7 @@ struct PortableSimd {
     for (int i = 0; i < W; ++i) p[i] = from_float<T>(x.lane[i]);
   }
   // 0, 1, 2, ...
+  static FA_INLINE V from_products(V x) { return x; }
   static FA_INLINE V iota() {
     V out;
     for (int i = 0; i < W; ++i) out.lane[i] = R(i);
