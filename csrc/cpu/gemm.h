@@ -28,7 +28,7 @@ struct Scalars {
   using Elem = typename Simd::Real;
   using Real = typename Simd::Real;
   using V = typename Simd::V;
-  static constexpr int kStep = 1;
+  static constexpr int kStep = 1, kStepsPerSum = 64;
 
   static FA_INLINE V broadcast(const Elem* a) { return V(*a); }
   static FA_INLINE V load(const Elem* b) { return Simd::load(b); }
@@ -51,7 +51,8 @@ struct Bf16Pairs {
   using Elem = BFloat16;
   using Real = float;
   using V = Avx512Vector;
-  static constexpr int kStep = 2;
+  // Of multiplicands that were rounded to 8 bits, a sum over 512 rounds nothing that would show.
+  static constexpr int kStep = 2, kStepsPerSum = 256;
 
   static FA_INLINE __m512i broadcast(const Elem* a) {
     std::int32_t pair;
@@ -109,7 +110,8 @@ struct StripA {
 // Steps that are summed by themselves before they join C: a running fp32 sum over a thousand keys would round more than
 // plain matrix products do. Sums begin at multiples of this many steps of B, wherever the product begins, so that
 // leading zeros of A change no bit of C.
-inline constexpr index_t kStepsPerSum = 64;
+template <class Target>
+inline constexpr index_t kStepsPerSum = Target::Format::kStepsPerSum;
 
 // Zeros at the ends of A may be left out in multiples of this, whole steps of each chain below.
 template <class Target>
@@ -167,7 +169,7 @@ FA_INLINE void multiply_panel(index_t first_step, index_t last_step, A a, const 
   Work work = beside;  // A copy, which registers can hold.
   bool accumulate = Accumulate;
   for (index_t step = first_step; step < last_step; accumulate = true) {
-    const index_t end = min_of(last_step, (step / kStepsPerSum + 1) * kStepsPerSum);
+    const index_t end = min_of(last_step, (step / kStepsPerSum<Target> + 1) * kStepsPerSum<Target>);
     V sum[Chains][MR][N];
     for (auto& chain : sum)
       for (int r = 0; r < MR; ++r)
@@ -312,7 +314,7 @@ void multiply_watched(const StripA<typename Target::Elem>& a, const Panels<Targe
   if constexpr (!Accumulate) {
     const index_t begin = round_up(watched.begin, kPanel);
     const index_t panels = min_of(b.whole(), watched.end / kPanel) - begin / kPanel;
-    const bool one_sum = k_begin == 0 && k_end == b.depth && k_end <= kStepsPerSum * kStep;
+    const bool one_sum = k_begin == 0 && k_end == b.depth && k_end <= kStepsPerSum<Target> * kStep;
     watched = one_sum && panels > 0 ? Range{begin, begin + panels * kPanel} : Range{first, first};
   }
   for (index_t panel = b.at(first); column < last; ++panel) {
