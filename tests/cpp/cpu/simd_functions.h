@@ -16,6 +16,7 @@ struct SimdFunctions {
   // n is a multiple of `lanes`.
   void (*softmax_weight)(const float* in, index_t n, float* out);
   void (*softmax_weight_beside_products)(const float* in, index_t n, float* out);
+  void (*from_products)(const float* in, index_t n, float* out);
   void (*tanh)(const float* in, index_t n, float* out);
   // tanh_by_exp2(in, kTanhFactor), null where there is none.
   void (*tanh_by_exp2)(const float* in, index_t n, float* out);
@@ -31,6 +32,9 @@ struct SimdFunctionsOf {
   }
   static void weight_beside_products_of(const float* in, index_t n, float* out) {
     for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, softmax_weight_beside_products(Simd::load(in + i)));
+  }
+  static void from_products_of(const float* in, index_t n, float* out) {
+    for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, Simd::from_products(Simd::load(in + i)));
   }
   static void tanh_of(const float* in, index_t n, float* out) {
     for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, vtanh(Simd::load(in + i)));
@@ -48,6 +52,7 @@ struct SimdFunctionsOf {
             Simd::W,
             weight_of,
             weight_beside_products_of,
+            from_products_of,
             tanh_of,
             by_exp2,
             cpu::dropout_row<Simd>,

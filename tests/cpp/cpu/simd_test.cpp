@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -95,6 +96,18 @@ TEST_P(Simd, SmallSoftmaxWeights) {
     EXPECT_TRUE(std::isnan(out[1]));
     EXPECT_EQ(out[2], 1.0f);
     EXPECT_EQ(out[3], 0.5f);
+  }
+}
+
+TEST_P(Simd, ProductsReachMemoryAsTheyAre) {
+  const SimdFunctions& s = *GetParam();
+  using Limits = std::numeric_limits<float>;
+  for (const float x : {-Limits::infinity(), Limits::infinity(), Limits::lowest(), Limits::max(), Limits::denorm_min(),
+                        -Limits::denorm_min(), 0.0f, -0.0f, -1.5f, Limits::quiet_NaN()}) {
+    const std::vector<float> in(s.lanes, x);
+    std::vector<float> out(s.lanes);
+    s.from_products(in.data(), s.lanes, out.data());
+    for (const float got : out) EXPECT_EQ(std::memcmp(&got, &x, sizeof(x)), 0) << x << " became " << got;
   }
 }
 
