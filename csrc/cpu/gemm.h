@@ -108,8 +108,8 @@ struct StripA {
 };
 
 // Steps that are summed by themselves before they join C: a running fp32 sum over a thousand keys would round more than
-// plain matrix products do (over 128 it rounds as much as torch's). Sums begin at multiples of this many steps of B, wherever the product begins, so that
-// leading zeros of A change no bit of C.
+// plain matrix products do; over 128, errors are as large as torch's. Sums begin at multiples of this many steps of B,
+// wherever the product begins, so that leading zeros of A change no bit of C.
 template <class Target>
 inline constexpr index_t kStepsPerSum = Target::Format::kStepsPerSum;
 
