@@ -48,6 +48,7 @@ struct Exponentials {
   FA_INLINE void operator()(std::integral_constant<int, Part>) {
     constexpr int kOfRow = kParts / N, kOfVector = kOfRow / kVectors, kOfStage = kOfVector / kWeightStages;
     constexpr int kRow = Part / kOfRow, kVector = Part % kOfRow / kOfVector, kStage = Part % kOfVector / kOfStage;
+    static_assert(kOfStage * kWeightStages * kVectors * N == kParts);
     if constexpr (Part % kOfStage == 0) {
       if (kStage == 0) in_work.x = exponent<kRow>(kVector * W);
       weigh_beside_products<kStage>(in_work);

@@ -181,6 +181,7 @@ FA_INLINE void multiply_panel(index_t first_step, index_t last_step, A a, const 
     };
     if constexpr (Work::kParts > 0) {
       constexpr int Steps = Work::kParts / kPartsOfStep, Rows = MR / kPartsOfStep;
+      static_assert(Steps * kPartsOfStep == Work::kParts && Rows * kPartsOfStep == MR);
       for (; work.more() && step + Steps <= end; step += Steps)
         each_part(
             [&](auto i) {

@@ -122,9 +122,8 @@ struct Avx512Simd {
     const __m512i out = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), rounded, quiet);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(out, 16)));
   }
-  // A result of products on its way to memory, by an instruction of the adders that changes nothing, NaN neither. On a
-  // Zen 4 a store that reads a register takes the pipelines of products a cycle or two, and none where an adder hands
-  // over what it has just computed (measured, docs/cpu-kernels.md).
+  // As it is, but by an instruction of the adders. On a Zen 4 a store that reads a register takes the pipelines of
+  // products a cycle or two, and none where an adder hands over what it has just computed (docs/cpu-kernels.md).
   static FA_INLINE V from_products(V x) { return vmax(V(-kInfinity), x); }
   static FA_INLINE V iota() { return V(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)); }
   static FA_INLINE float reduce_max(V x) { return _mm512_reduce_max_ps(x.v); }

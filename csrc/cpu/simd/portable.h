@@ -149,8 +149,9 @@ struct PortableSimd {
   static FA_INLINE void store(T* p, V x) {
     for (int i = 0; i < W; ++i) p[i] = from_float<T>(x.lane[i]);
   }
-  // 0, 1, 2, ...
+  // A result of products on its way to memory, as it is.
   static FA_INLINE V from_products(V x) { return x; }
+  // 0, 1, 2, ...
   static FA_INLINE V iota() {
     V out;
     for (int i = 0; i < W; ++i) out.lane[i] = R(i);
