@@ -62,11 +62,7 @@ template <int Stage>
 FA_INLINE void weigh_beside_products(WeightInWork<Avx512Vector>& w) {
   weigh_by_adders<32, Stage>(w);
 }
-FA_INLINE Avx512Vector softmax_weight_beside_products(Avx512Vector x) {
-  WeightInWork<Avx512Vector> w{x, x};
-  weigh_beside_products<0>(w), weigh_beside_products<1>(w), weigh_beside_products<2>(w), weigh_beside_products<3>(w);
-  return w.x;
-}
+FA_INLINE Avx512Vector softmax_weight_beside_products(Avx512Vector x) { return weight_by_adders<32>(x); }
 FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_rational(x); }
 template <int Steps>
 FA_INLINE Avx512Vector exp2_remainder(Avx512Vector y) {

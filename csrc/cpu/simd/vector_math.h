@@ -57,6 +57,13 @@ FA_INLINE void weigh_by_adders(WeightInWork<V>& w) {
   if constexpr (Stage == 2) w.step = exp2_steps<Steps>(w.step);
   if constexpr (Stage == 3) w.x = fma(w.step * w.x, exp2_slope<Steps>(w.x), w.step - V(kTwoToLeastWeight));
 }
+template <int Steps, class V>
+FA_INLINE V weight_by_adders(V x) {
+  WeightInWork<V> w{x, x};
+  weigh_by_adders<Steps, 0>(w), weigh_by_adders<Steps, 1>(w), weigh_by_adders<Steps, 2>(w),
+      weigh_by_adders<Steps, 3>(w);
+  return w.x;
+}
 
 // 2^x for x < 128 without a table: relative error 2e-9 on [-1/2, 1/2]. Below -150 the result is 0; V provides
 // round_to_int(x) and scale_by_power(y, n) = y * 2^n.
