@@ -46,6 +46,7 @@ class Backward {
         addend_(p_),
         tiles_(backward_tiles(p_.D, p_.Dv, sizeof(Elem))),
         gradients_(p_, addend_, tiles_),
+        pitch_(gradient_pitch<Target>(tiles_)),
         depth_(round_up(p_.D, kDepth)),
         v_depth_(round_up(p_.Dv, kDepth)),
         stride_(round_up(p_.D, kWidth)),
@@ -119,8 +120,8 @@ class Backward {
     s.k_direct = c.take<Elem>(keys * stride_);
     s.dk = c.take<Real>(keys * stride_);
     s.dv = c.take<Real>(keys * v_stride_);
-    s.scores = c.take<Real>(kRows * queries);
-    s.dp = c.take<Real>(kRows * queries);
+    s.scores = c.take<Real>(kRows * pitch_);
+    s.dp = c.take<Real>(kRows * pitch_);
     s.p_rows = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * queries);
     s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kRows * queries);
     s.ds = c.take<Elem>(ScoreGradients<Target>::elems(keys, queries));
@@ -242,7 +243,7 @@ class Backward {
     if (addend_.columns_differ())
       addend_.columns(r.rule, r.b, r.h, {r.first, r.first + r.count}, keys, s.addend_rows, s.addend, tiles_.queries);
     else if (addend_.columns_given())
-      addend_.row(r.rule, r.b, r.h, r.first, 0, keys, s.addend);
+      addend_.row(r.rule, r.b, r.h, r.first, {}, keys, s.addend);
     for (index_t n = 0; n < keys.end - keys.begin; n += kRows) strip(r, q, keys, n, s);
 
     while (state.turn.load(std::memory_order_acquire) != kb) std::this_thread::yield();
@@ -268,17 +269,22 @@ class Backward {
 
     const Panels<Target> q_transposed{q.q_transposed, depth_, padded};
     const Panels<Target> dout_transposed{q.dout_transposed, v_depth_, padded};
-    multiply_strip<Target, false>({s.k + n * stride_, stride_, kStep}, q_transposed, 0, depth_, c.begin, c.end,
-                                  s.scores + c.begin, ld);
-    multiply_strip<Target, false>({s.v + n * v_stride_, v_stride_, kStep}, dout_transposed, 0, v_depth_, c.begin, c.end,
-                                  s.dp + c.begin, ld);
-    gradients_({r.rule, {j, j + rows}, n, r.first, c, q.lse_log2, q.delta}, s);
+    const auto strip = gradients_.strip(r.rule, {j, j + rows}, n, r.first, c, q.lse_log2, q.delta);
+    for (index_t i = c.begin; i < c.end;) {
+      const index_t origin = i / pitch_ * pitch_, next = min_of(origin + pitch_, c.end);
+      multiply_strip<Target, false>({s.k + n * stride_, stride_, kStep}, q_transposed, 0, depth_, i, next,
+                                    s.scores + (i - origin), pitch_);
+      multiply_strip<Target, false>({s.v + n * v_stride_, v_stride_, kStep}, dout_transposed, 0, v_depth_, i, next,
+                                    s.dp + (i - origin), pitch_);
+      gradients_(strip, {i, next}, origin, s);
+      i = next;
+    }
     const Panels<Target> dout_direct{q.dout_direct, padded, v_stride_}, q_direct{q.q_direct, padded, stride_};
     const index_t from = begin / kCut * kCut, to = min_of(round_up(end, kCut), c.end);
-    multiply_strip<Target, true>({s.p_rows + from, ld, kStep}, dout_direct, from, to, 0, v_stride_,
-                                 s.dv + n * v_stride_, v_stride_);
-    multiply_strip<Target, true>({s.ds_rows + from, ld, kStep}, q_direct, from, to, 0, stride_, s.dk + n * stride_,
-                                 stride_);
+    multiply_strip<Target, true, true>({s.p_rows + from, ld, kStep}, dout_direct, from, to, 0, v_stride_,
+                                       s.dv + n * v_stride_, v_stride_);
+    multiply_strip<Target, true, true>({s.ds_rows + from, ld, kStep}, q_direct, from, to, 0, stride_,
+                                       s.dk + n * stride_, stride_);
   }
 
   // The first to add finds rows that nobody has cleared.
@@ -292,7 +298,8 @@ class Backward {
       const index_t begin = max_of<index_t>(seen.begin - keys.begin, 0) / kDepth * kDepth;
       const index_t end = min_of(round_up(max_of<index_t>(seen.end - keys.begin, 0), kDepth), padded);
       if (begin >= end) continue;
-      multiply_strip<Target, true>(score_gradients(s).rows(i, begin), k_direct, begin, end, 0, stride_, dq, stride_);
+      multiply_strip<Target, true, true>(score_gradients(s).rows(i, begin), k_direct, begin, end, 0, stride_, dq,
+                                         stride_);
     }
   }
 
@@ -318,6 +325,7 @@ class Backward {
   const Addend<Target> addend_;
   const Tiles tiles_;
   const BackwardGradients<Target> gradients_;
+  const index_t pitch_;  // Of scores and dp.
   const index_t depth_, v_depth_, stride_, v_stride_;
   const index_t query_blocks_, key_blocks_, block_bytes_;
 };

@@ -32,6 +32,13 @@ struct BackwardBlockState {
   index_t slot;  // Once packed.
 };
 
+// From a row of a strip's S^T or dP^T to the next: all queries of a block, or, in tiles, so few that they stay in L1
+// (forward_tiled.h says why).
+template <class Target>
+index_t gradient_pitch(Tiles tiles) {
+  return Target::kTiled ? 32 : tiles.queries;
+}
+
 // The memory of a worker.
 template <class Target>
 struct BackwardScratch {
@@ -41,7 +48,7 @@ struct BackwardScratch {
   Elem *rows, *k, *v;      // keys (or queries, in rows) x stride: multiplicands
   Elem* k_direct;          // B operand (keys, D)
   Real *dk, *dv;           // keys x stride
-  Real *scores, *dp;       // kRows x queries each: S^T then P^T; dP^T then dS^T
+  Real *scores, *dp;       // kRows x gradient_pitch each: S^T then P^T; dP^T then dS^T
   Elem *p_rows, *ds_rows;  // kRows x queries, as multiplicands; the memory of scores and dp when kInPlace
   Elem* ds;                // keys x queries: dS^T of the whole key block, as A operand of dQ
   std::uint8_t* dropout;   // keys x queries, a bit each

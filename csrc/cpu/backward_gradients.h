@@ -22,37 +22,47 @@ class BackwardGradients {
 
  public:
   BackwardGradients(const Problem& p, const Addend<Target>& addend, Tiles tiles)
-      : p_(p), addend_(addend), tiles_(tiles) {}
+      : p_(p), addend_(addend), tiles_(tiles), pitch_(gradient_pitch<Target>(tiles)) {}
 
+  // Row t of a strip is seen by queries from column begin[t] to end[t].
+  struct Edges {
+    Real begin[kRows], end[kRows];
+  };
   // What one strip works on.
   struct Strip {
     const ScoreRule<Real>& rule;
     Range keys;                    // Of the sequence; kRows at most.
     index_t row;                   // Of the first of them in the key block.
     index_t first;                 // The query of column 0.
-    Range columns;                 // Queries of the query block, whole vectors.
     const Real *lse_log2, *delta;  // Of the query block.
-  };
-
-  // s.scores holds q.k and s.dp dout.v. Writes the (dropped) probabilities and d(scale * q.k) as multiplicands: to
-  // s.p_rows and s.ds_rows, the latter also to s.ds; zeros where keys are not seen, or not there.
-  void operator()(const Strip& strip, const Scratch& s) const {
-    const ScoreRule<Real>& rule = strip.rule;
-    const Range c = strip.columns;
     Edges edges;
-    Range inner = c;  // Queries that see all keys.
+    Range inner;  // Columns of queries that see all keys.
+  };
+  Strip strip(const ScoreRule<Real>& rule, Range keys, index_t row, index_t first, Range columns, const Real* lse_log2,
+              const Real* delta) const {
+    Strip strip{rule, keys, row, first, lse_log2, delta, {}, columns};
     for (index_t t = 0; t < kRows; ++t) {
-      const index_t key = strip.keys.begin + t;
-      const Range seen = key < strip.keys.end ? rule.visible_queries(key) : Range{strip.first, strip.first};
-      edges.begin[t] = Real(seen.begin - strip.first), edges.end[t] = Real(seen.end - strip.first);
-      inner = {max_of(inner.begin, seen.begin - strip.first), min_of(inner.end, seen.end - strip.first)};
-      cap_scores<Target>(rule, s.scores + t * tiles_.queries, c);
+      const index_t key = keys.begin + t;
+      const Range seen = key < keys.end ? rule.visible_queries(key) : Range{first, first};
+      strip.edges.begin[t] = Real(seen.begin - first), strip.edges.end[t] = Real(seen.end - first);
+      strip.inner = {max_of(strip.inner.begin, seen.begin - first), min_of(strip.inner.end, seen.end - first)};
     }
-    const index_t begin = min_of(round_up(inner.begin, W), c.end), end = max_of(inner.end / W * W, begin);
+    return strip;
+  }
+
+  // Of some columns of a strip, whole vectors: s.scores holds q.k and s.dp dout.v, from column `origin` on. Writes the
+  // (dropped) probabilities and d(scale * q.k) as multiplicands: to s.p_rows and s.ds_rows, the latter also to s.ds;
+  // zeros where keys are not seen, or not there.
+  void operator()(const Strip& strip, Range c, index_t origin, const Scratch& s) const {
+    const ScoreRule<Real>& rule = strip.rule;
+    for (index_t t = 0; t < kRows; ++t)
+      cap_scores<Target>(rule, s.scores + t * pitch_, {c.begin - origin, c.end - origin});
+    const index_t begin = max_of(c.begin, min_of(round_up(strip.inner.begin, W), c.end));
+    const index_t end = max_of(min_of(strip.inner.end, c.end) / W * W, begin);
     const auto all = [&](auto added, auto more) {
-      walk(strip, {c.begin, begin}, &edges, s, added, more);
-      walk(strip, {begin, end}, std::nullptr_t(), s, added, more);
-      walk(strip, {end, c.end}, &edges, s, added, more);
+      walk(strip, {c.begin, begin}, origin, &strip.edges, s, added, more);
+      walk(strip, {begin, end}, origin, std::nullptr_t(), s, added, more);
+      walk(strip, {end, c.end}, origin, &strip.edges, s, added, more);
     };
     const bool added = addend_.columns_given();
     if (p_.dropout.active || rule.has_softcap() || rule.has_alibi())
@@ -64,15 +74,19 @@ class BackwardGradients {
   }
 
  private:
-  // Row t is seen by queries from column begin[t] to end[t].
-  struct Edges {
-    Real begin[kRows], end[kRows];
-  };
+  // Between products in tiles, which leave both pipelines of multipliers idle.
+  static FA_INLINE V weight_of(V x) {
+    if constexpr (Target::kTiled)
+      return softmax_weight_in_turn(x);
+    else
+      return softmax_weight(x);
+  }
 
   // Rows side by side: one alone would wait for its own results. Edges: none where all is seen. Added: whether there is
   // an addend. More: whether scores may be more than products times a factor. What is known here needs no branch below.
   template <class EdgesOrNone, class Added, class More>
-  void walk(const Strip& strip, Range columns, EdgesOrNone edges, const Scratch& s, Added added, More more) const {
+  void walk(const Strip& strip, Range columns, index_t origin, EdgesOrNone edges, const Scratch& s, Added added,
+            More more) const {
     const ScoreRule<Real> rule = strip.rule;  // Copies, which no store can change.
     const DropoutRule dropout = p_.dropout;
     const Real *const lse = strip.lse_log2, *const delta = strip.delta;
@@ -82,8 +96,8 @@ class BackwardGradients {
       const V query = V(Real(i)) + Simd::iota(), zero = V(Real(0));
       V ds[kRows], weights[kAbreast];
       const auto row = [&](index_t t, V& weight) {
-        const V capped = Simd::load(s.scores + t * ld + i);
-        V score = capped * V(rule.factor()), dp = Simd::load(s.dp + t * ld + i);
+        const V capped = Simd::load(s.scores + t * pitch_ + i - origin);
+        V score = capped * V(rule.factor()), dp = Simd::load(s.dp + t * pitch_ + i - origin);
         if (more)
           score = rule.logit_of_capped(capped, query + V(Real(rule.diagonal(strip.first) - strip.keys.begin - t)));
         if (added) {
@@ -91,7 +105,7 @@ class BackwardGradients {
           score = score + (per_query ? Simd::load(addend + i) : V(*addend));
         }
         // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
-        V p = softmax_weight(vmin(zero, score - Simd::load(lse + i)));
+        V p = weight_of(vmin(zero, score - Simd::load(lse + i)));
         const std::uint8_t* const kept = s.dropout + (strip.row + t) * ld / 8;
         if (more && dropout.active) dp = Simd::keep_where(dp, kept, i) * V(Real(dropout.keep_scale));
         ds[t] = p * (dp - Simd::load(delta + i));
@@ -118,6 +132,7 @@ class BackwardGradients {
   const Problem& p_;
   const Addend<Target>& addend_;
   const Tiles tiles_;
+  const index_t pitch_;  // Of scores and dp.
 };
 
 }  // namespace flash_attn::cpu

@@ -67,7 +67,7 @@ struct Columns {
   Range seen;          // A bit more than what is visible, zeros elsewhere in P.
   index_t keys;        // Keys in the block.
   bool plain;          // Visible scores are products, perhaps capped, times a factor, and each row sees an interval.
-  Range inner;         // If plain: whole vectors that all rows see.
+  Range inner;         // Whole vectors that all rows see, mask aside; none if rows have bounds.
 
   FA_INLINE bool uniform() const { return plain && inner.begin == begin && inner.end == end; }
 };
@@ -177,10 +177,12 @@ struct ForwardPlan {
     s.stream = c.take<const void*>(direct ? 2 * kDirectKeys + kRowsAhead : 0);
     const index_t scores = (direct ? queries : kRows) * score_stride();
     s.scores = c.take<Real>(scores);
-    s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(scores);
+    const index_t probabilities = Target::kTiled ? kRows * ProbabilityPitch<Target>() : scores;
+    s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(probabilities);
     s.columns = c.take<Columns>(direct ? queries / kRows : 0);
     s.sums = c.take<Real>(direct ? queries * sums_stride<Target>(p.Dv) : 0);
-    s.dropout = c.take<std::uint8_t>(kRowsAbreast<Target> * dropout_stride());
+    s.dropout = c.take<std::uint8_t>(Target::kTiled ? kRows * ProbabilityPitch<Target>() / 8
+                                                    : kRowsAbreast<Target> * dropout_stride());
     s.addend = c.take<Real>(addend.given() ? tiles.keys : 0);
     s.bytes = c.used();
     return s;

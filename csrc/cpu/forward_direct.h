@@ -57,7 +57,7 @@ class ForwardDirect {
       const bool hidden = origin >= s.block->keys.end || plan_.hidden(*s.block, origin);
       for (index_t r = 0; r < s.block->rows; r += kRows) {
         Columns& c = s.columns[r / kRows];
-        if (hidden || !strips_.columns(*s.block, origin, {r, min_of(r + kRows, s.block->rows)}, c)) {
+        if (hidden || !strips_.scores().columns(*s.block, origin, {r, min_of(r + kRows, s.block->rows)}, c)) {
           c = {};
           continue;
         }
@@ -147,7 +147,7 @@ class ForwardDirect {
   }
 
   void weigh(index_t origin, Scratch s) const {
-    strips_.load_shared_addend(*s.block, origin, s);
+    strips_.scores().load_shared_addend(*s.block, origin, s);
     for (index_t r = 0; r < s.block->rows; r += kRows) {
       const Columns& c = s.columns[r / kRows];
       if (c.begin < c.end) strips_.weigh(*s.block, r, c, s);

@@ -3,9 +3,9 @@
 
 #include <cstring>
 
-#include "cpu/capped_scores.h"
 #include "cpu/dropout_bits.h"
-#include "cpu/forward_block.h"
+#include "cpu/forward_scores.h"
+#include "cpu/forward_tiled.h"
 
 namespace flash_attn::cpu {
 
@@ -18,8 +18,7 @@ class ForwardStrips {
   using Format = typename Target::Format;
   using Block = ForwardBlock<Target>;
   using Scratch = ForwardScratch<Target>;
-  static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows, kWidth = Target::kWidth;
-  static constexpr index_t kCut = kDepthCut<Target>;
+  static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows;
   static constexpr int kAbreast = kRowsAbreast<Target>;
   using FixedStep = std::integral_constant<index_t, kStep>;
   // Whether the registers hold exp2 beside the accumulators of a product.
@@ -31,10 +30,12 @@ class ForwardStrips {
       : plan_(plan),
         f_(plan.f),
         p_(plan.p),
-        addend_(plan.addend),
         tiles_(plan.tiles),
-        stride_(plan.score_stride()),
-        plain_(is_plain(plan)) {}
+        scores_(plan),
+        tiled_(plan, scores_),
+        stride_(plan.score_stride()) {}
+
+  const ForwardScores<Target>& scores() const { return scores_; }
 
   // All rows of a block against key blocks from key keys.begin to keys.end, as far as they see any.
   void attend(const Block& block, Range keys, const Scratch& s) const {
@@ -42,48 +43,25 @@ class ForwardStrips {
     for (index_t origin = keys.begin; origin < min_of(keys.end, block.keys.end); origin += tiles_.keys) {
       if (origin + tiles_.keys <= block.keys.begin || plan_.hidden(block, origin)) continue;
       if (plan_.approach == Approach::in_place) pack_seen(block, origin, s);
-      load_shared_addend(block, origin, s);
+      scores_.load_shared_addend(block, origin, s);
       for (index_t r = 0; r < block.rows; r += kRows) strip(block, origin, r, s);
     }
   }
 
-  // exp(score - row maximum), negative where dropped: a second walk, now that the maxima are known.
+  // exp(score - row maximum), negative where dropped: a second walk, now that the maxima are known. In tiles they are
+  // not (forward_tiled.h), and take a walk of their own.
   void write_dmask(const Block& block, const Scratch& s) const {
-    for (index_t origin = plan_.first_key(block); origin < block.keys.end; origin += tiles_.keys) {
-      load_shared_addend(block, origin, s);
-      for (index_t r = 0; r < block.rows; r += kRows) {
-        const index_t rows = min_of(kRows, block.rows - r);
-        Columns c{};
-        if (!columns(block, origin, {r, r + rows}, c)) continue;
-        scores(block, r, c, s);
-        for (index_t n = 0; n < rows; ++n) write_dmask_row(block, r + n, c, s.scores + n * stride_, s);
-      }
+    if constexpr (Target::kTiled) {
+      for (index_t r = 0; r < block.rows; ++r) s.state[r] = {};
+      each_row_of_scores(block, s, [&](index_t r, const Columns& c, const Real* x, Real factor) {
+        V top[1] = {V(-kInfinity)};
+        search(x, {c.begin, c.end}, top);
+        s.state[r].raise(Simd::reduce_max(top[0]) * factor);
+      });
     }
-  }
-
-  bool columns(const Block& block, index_t origin, Range rows, Columns& c) const {
-    const Range seen = block.seen(rows);
-    c.origin = origin;
-    c.keys = plan_.keys_of(block.sequence, origin);
-    const index_t begin = max_of<index_t>(seen.begin - origin, 0), end = min_of(seen.end - origin, c.keys);
-    if (begin >= end) return false;
-    c.begin = begin / kWidth * kWidth;
-    c.end = round_up(end, kWidth);
-    c.seen = {begin / kCut * kCut, round_up(end, kCut)};
-    c.plain = plain_;
-    if (plain_) {
-      const index_t from = block.rules[0].visible_keys(block.query(rows.end - 1)).begin - origin;
-      const index_t to = block.rules[0].visible_keys(block.query(rows.begin)).end - origin;
-      c.inner.begin = min_of(max_of(round_up(max_of<index_t>(from, 0), W), c.begin), c.end);
-      c.inner.end = max_of(min_of(to, c.end) / W * W, c.inner.begin);
-    }
-    return true;
-  }
-
-  void load_shared_addend(const Block& block, index_t origin, const Scratch& s) const {
-    if (addend_.given() && shares_addend(block))
-      addend_.row(block.rules[0], block.b, block.h, block.first, 0,
-                  {origin, origin + plan_.keys_of(block.sequence, origin)}, s.addend);
+    each_row_of_scores(block, s, [&](index_t r, const Columns& c, Real* x, Real factor) {
+      write_dmask_row(block, r, c, x, factor, s);
+    });
   }
 
   // Turns the scores of the strip at row r into probabilities, 0 in rows past the last.
@@ -101,16 +79,6 @@ class ForwardStrips {
     Real factor[N], shift[N];  // exp2 is of score * factor + shift.
   };
 
-  // Whether no row's scores take more than a softcap and a factor, but for what causal and window hide.
-  static bool is_plain(const ForwardPlan<Target>& plan) {
-    const Problem& p = plan.p;
-    return !plan.addend.given() && !p.alibi_slopes && !p.key_begin.data && !p.key_end.data &&
-           Real(p.scale * kLog2e) > Real(0);
-  }
-
-  // Whether what is added to the scores of a key block is the same for all rows.
-  FA_INLINE bool shares_addend(const Block& block) const { return !addend_.per_query() && block.heads == 1; }
-
   void pack_seen(const Block& block, index_t origin, const Scratch& s) const {
     const index_t keys = plan_.keys_of(block.sequence, origin);
     const Panels<Target> panels = plan_.packed.k(block.packed, keys);
@@ -119,13 +87,8 @@ class ForwardStrips {
                       block.packed, s.staging);
   }
 
-  void scores(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
-    const StripA<Elem> rows{s.rows + r * plan_.q_stride, plan_.q_stride, kStep};
-    const Panels<Target> k = plan_.k(block, c);
-    plan_.each_run(block, c, {c.begin, c.end}, [&](Range part, index_t at) {
-      multiply_strip<Target, false>(rows, k, 0, plan_.packed.depth(), at + part.begin, at + part.end,
-                                    s.scores + part.begin, stride_);
-    });
+  void dot_products(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
+    scores_.dot_products(block, r, c, {c.begin, c.end}, s.scores + c.begin, stride_, s);
   }
 
   // The maxima of a strip's rows, lane by lane, from products on their way to memory.
@@ -182,10 +145,11 @@ class ForwardStrips {
 
   void strip(const Block& block, index_t origin, index_t r, const Scratch& s) const {
     Columns c{};
-    if (!columns(block, origin, {r, min_of(r + kRows, block.rows)}, c)) return;
+    if (!scores_.columns(block, origin, {r, min_of(r + kRows, block.rows)}, c)) return;
+    if constexpr (Target::kTiled) return tiled_(block, r, c, s);
     if constexpr (kOverlaps)
       if (block.rows - r >= kRows && !p_.dropout.active) return weigh_and_multiply(block, r, c, s);
-    scores(block, r, c, s);
+    dot_products(block, r, c, s);
     weigh(block, r, c, s);
     multiply_values(block, r, c, 0, s);
   }
@@ -225,7 +189,7 @@ class ForwardStrips {
   Exponentials<Target, kRows> weigh_strip(const Block& block, index_t r, const Columns& c, Shifts<kRows>& shifts,
                                           StripAsks& asks, const Scratch& s) const {
     if (!c.plain) {
-      scores(block, r, c, s);
+      dot_products(block, r, c, s);
       return begin_softmax<kRows>(block, r, 0, c, shifts, s);
     }
     const ScoreRule<Real>& rule = block.rules[0];
@@ -239,61 +203,6 @@ class ForwardStrips {
     hide(block, r, c, watched, maxima.top, s.scores);
     raise(s, r, maxima.top, shifts);
     return exponentials(0, c, shifts, s);
-  }
-
-  // What turns dot products into scores in log2 units: they are multiplied by `factor` and `top` holds their maximum,
-  // lane by lane, unless nobody has looked for it yet.
-  struct Scaled {
-    Real factor;
-    bool searched;
-    V top;
-  };
-  // Turns dot products of query row r into scores, -inf where it sees nothing. What needs no more than a factor is not
-  // touched, nor searched.
-  Scaled mask_and_transform(const Block& block, index_t r, const Columns& c, Real* x, const Scratch& s) const {
-    const index_t i = block.query(r);
-    const ScoreRule<Real> rule = block.rule(r);  // A copy, which no store to x can change.
-    if (addend_.given() && !shares_addend(block))
-      addend_.row(rule, block.b, block.head(r), i, block.heads == 1 && r + kRows < block.rows ? kRows : 0,
-                  {c.origin + c.begin, c.origin + min_of(c.end, c.keys)}, s.addend + c.begin);
-    const Real* const addend = addend_.given() ? s.addend : nullptr;
-    const Range seen = rule.visible_keys(i);
-    const index_t begin = min_of(max_of(seen.begin - c.origin, c.begin), c.end);
-    const index_t end = max_of(min_of(seen.end - c.origin, c.end), begin);
-    // Vectors of visible keys alone give their maximum on the way.
-    const index_t inner = min_of(round_up(begin, W), c.end), inner_end = max_of(end / W * W, inner);
-    const auto transform = [&](index_t from, index_t to) {
-      V top = V(-kInfinity);
-      V distance = V(Real(rule.diagonal(i) - c.origin - from)) - Simd::iota();
-      for (index_t n = from; n < to; n += W, distance = distance - V(Real(W))) {
-        V score = rule.logit_of_capped(Simd::load(x + n), distance);
-        if (addend) score = score + Simd::load(addend + n);
-        Simd::store(x + n, score);
-        top = vmax(top, score);
-      }
-      return top;
-    };
-    // Hides what lies outside of [begin, end) in the vectors of [from, to).
-    const auto hide = [&](V top, index_t from, index_t to) {
-      const V hidden = V(-kInfinity);
-      for (index_t n = from; n < to; n += W) {
-        const V column = V(Real(n)) + Simd::iota();
-        const V score = select_between(column, V(Real(begin)), V(Real(end)), Simd::load(x + n), hidden);
-        Simd::store(x + n, score);
-        top = vmax(top, score);
-      }
-      return top;
-    };
-    cap_scores<Target>(rule, x, {c.begin, c.end});
-    const bool plain = !addend && !rule.has_alibi() && rule.factor() > Real(0);
-    V top = V(-kInfinity);
-    if (!plain) {
-      transform(c.begin, inner);
-      top = transform(inner, inner_end);
-      transform(inner_end, c.end);
-    }
-    top = hide(hide(top, c.begin, inner), inner_end, c.end);
-    return {plain ? rule.factor() : Real(1), !plain, top};
   }
 
   // Takes N rows of scores into their maxima, lane by lane.
@@ -319,7 +228,7 @@ class ForwardStrips {
       }
     } else {
       for (int t = 0; t < N; ++t) {
-        const Scaled scaled = mask_and_transform(block, r + n + t, c, x + t * stride_, s);
+        const auto scaled = scores_.mask_and_transform(block, r + n + t, c, x + t * stride_, s);
         shifts.factor[t] = scaled.factor;
         top[t] = scaled.top;
         searched = searched && scaled.searched;
@@ -373,9 +282,30 @@ class ForwardStrips {
     }
   }
 
-  void write_dmask_row(const Block& block, index_t r, const Columns& c, Real* x, const Scratch& s) const {
+  // work(row, columns, scores, factor) for parts of the rows of a block: scores times the factor are in log2 units.
+  template <class Work>
+  void each_row_of_scores(const Block& block, Scratch s, const Work& work) const {
+    for (index_t origin = plan_.first_key(block); origin < block.keys.end; origin += tiles_.keys) {
+      scores_.load_shared_addend(block, origin, s);
+      for (index_t r = 0; r < block.rows; r += kRows) {
+        Columns c{};
+        if (!scores_.columns(block, origin, {r, min_of(r + kRows, block.rows)}, c)) continue;
+        for (index_t first = c.begin / stride_ * stride_; first < c.end; first += stride_) {
+          const Columns part = scores_.part_of(c, first, stride_);
+          scores_.dot_products(block, r, c, {first + part.begin, first + part.end}, s.scores + part.begin, stride_, s);
+          Scratch of_part = s;
+          if (s.addend) of_part.addend += first;
+          for (index_t n = 0; n < min_of(kRows, block.rows - r); ++n) {
+            Real* const x = s.scores + n * stride_;
+            work(r + n, part, x, scores_.mask_and_transform(block, r + n, part, x, of_part).factor);
+          }
+        }
+      }
+    }
+  }
+
+  void write_dmask_row(const Block& block, index_t r, const Columns& c, Real* x, Real factor, const Scratch& s) const {
     const index_t i = block.query(r);
-    const Real factor = mask_and_transform(block, r, c, x, s).factor;
     dropout_row<Simd, Target>(p_.dropout, block.b, block.h, i, c.origin, c.end, s.dropout);
     const V shift = V(-s.state[r].shift());
     for (index_t n = c.begin; n < c.end; n += W) {
@@ -391,10 +321,10 @@ class ForwardStrips {
   const ForwardPlan<Target>& plan_;
   const ForwardProblem& f_;
   const Problem& p_;
-  const Addend<Target>& addend_;
   const Tiles tiles_;
+  const ForwardScores<Target> scores_;
+  const ForwardTiled<Target> tiled_;
   const index_t stride_;  // Of scores and probabilities.
-  const bool plain_;
 };
 
 }  // namespace flash_attn::cpu

@@ -338,7 +338,8 @@ void multiply_watched(const StripA<typename Target::Elem>& a, const Panels<Targe
   }
 }
 
-template <class Target, bool Accumulate>
+// FarC: C is not in L1, and is asked for where it is loaded as a whole (tiles.h).
+template <class Target, bool Accumulate, bool FarC = false>
 FA_INLINE void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin,
                               index_t k_end, index_t first, index_t last, typename Target::Real* c, index_t c_stride) {
   NobodyWatches nobody;

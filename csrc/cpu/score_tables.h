@@ -57,9 +57,14 @@ class Addend {
   FA_INLINE bool columns_given() const { return given() || has_bounds(); }
   FA_INLINE bool columns_differ() const { return per_query() || has_bounds(); }
 
+  // What will be asked for soon, from what is asked for now: that many queries and keys further on.
+  struct Ahead {
+    index_t queries = 0, keys = 0;
+  };
+
   // out[n] belongs to key keys.begin + n of query i of (b, h). Whole vectors are written; what is past the keys is not
-  // to be used. Query i + ahead, unless ahead is 0, is one that will be asked for soon.
-  void row(const ScoreRule<Real>& rule, index_t b, index_t h, index_t i, index_t ahead, Range keys, Real* out) const {
+  // to be used.
+  void row(const ScoreRule<Real>& rule, index_t b, index_t h, index_t i, Ahead ahead, Range keys, Real* out) const {
     const index_t n = keys.end - keys.begin;
     const ScoreTable& bias = p_.bias;
     if (bias.given()) {
@@ -67,8 +72,9 @@ class Addend {
       const char* const source = static_cast<const char*>(bias.data) + at * element_;
       load_(source, n, out);
       // Rows lie too far apart for the processor to foresee the next one.
-      const char* const next = source + ahead * bias.row_stride * element_;
-      for (index_t byte = 0; ahead != 0 && byte < n * element_; byte += kCacheLine) FA_PREFETCH_L2(next + byte);
+      const index_t further = (ahead.queries * bias.row_stride + ahead.keys) * element_;
+      for (index_t byte = 0; further != 0 && byte < n * element_; byte += kCacheLine)
+        FA_PREFETCH_L2(source + further + byte);
     } else {
       fill(out, 0, round_up(n, W), Real(0));
     }
@@ -96,7 +102,7 @@ class Addend {
           fill(to, 0, length, Real(0));
           continue;
         }
-        row(rule, b, h, i + t, i + t + W < queries.end ? W : 0, keys, to);
+        row(rule, b, h, i + t, {i + t + W < queries.end ? W : 0}, keys, to);
         const Range seen = rule.visible_keys(i + t);
         const index_t begin = min_of(max_of<index_t>(seen.begin - keys.begin, 0), n);
         fill(to, 0, begin, kHidden);

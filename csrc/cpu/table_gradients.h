@@ -170,7 +170,7 @@ class BiasGradient {
   void add_row(const Reader& r, index_t i, Real* x, Real* y, const Scratch& s, Real* sum) const {
     const index_t n = r.keys.end - r.keys.begin, padded = round_up(n, kWidth);
     const DropoutRule& dropout = p_.dropout;
-    addend_.row(r.rule, r.b, r.h, i, i + kRows < r.sequence.q_len ? kRows : 0, r.keys, s.addend);
+    addend_.row(r.rule, r.b, r.h, i, {i + kRows < r.sequence.q_len ? kRows : 0}, r.keys, s.addend);
     if (dropout.active) dropout_row<Simd, Target>(dropout, r.b, r.h, i, r.keys.begin, padded, s.dropout);
     const index_t at = p_.lse_offset(r.b, r.h) + i;
     const Real lse = static_cast<const Real*>(f_.lse)[at];

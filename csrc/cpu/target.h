@@ -81,18 +81,21 @@ inline constexpr index_t kDirectKeys = 128;
 inline constexpr index_t kRowsToTranslate = 24;
 inline constexpr index_t kRowsAhead = kDirectKeys + 1 + kRowsToTranslate;
 
-// Most keys that a strip of rows meets at a time: its scores fit in L1, if just so. Each block of keys costs a strip
-// some reductions and waiting for them.
+// Most keys of a block that strips of rows meet: their scores fit in L1, if just so. Each block of keys costs a strip
+// some reductions and waiting for them. In tiles, scores of a part of a block are in memory at a time
+// (forward_tiled.h).
 FA_INLINE constexpr index_t most_strip_keys(index_t strip_rows) {
   index_t keys = 2048;
-  while (keys * strip_rows > 8192) keys /= 2;
+  while (strip_rows < kTileBlock && keys * strip_rows > 8192) keys /= 2;
   return keys;
 }
 
-// From a row of a strip's scores or probabilities to the next, unless direct. A constant, so that loops that read and
-// write several rows need a register for one address.
+// From a row of a strip's scores to the next, and of its probabilities, unless direct. Constants, so that loops that
+// read and write several rows need a register for one address.
 template <class Target>
-using ScorePitch = std::integral_constant<index_t, most_strip_keys(Target::kRows)>;
+using ScorePitch = std::integral_constant<index_t, Target::kTiled ? 64 : most_strip_keys(Target::kRows)>;
+template <class Target>
+using ProbabilityPitch = std::integral_constant<index_t, Target::kTiled ? 256 : most_strip_keys(Target::kRows)>;
 
 FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t elem_size, index_t strip_rows) {
   if (approach == Approach::direct) return {kQueryAlign, kDirectKeys};

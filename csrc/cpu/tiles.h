@@ -158,49 +158,84 @@ class EmulatedTiles {
 template <class Target>
 concept Tiled = Target::kTiled;
 
+// A block of C in memory; the next one lies beside it.
+struct TileBlock {
+  float* c;
+  index_t stride;
+
+  template <int Tile>
+  FA_INLINE float* tile() const {
+    return c + (Tile / 2 * stride + Tile % 2) * kTileRows;
+  }
+  // Part `n` of a quarter each of the next block's lines, asked for before they are loaded.
+  FA_INLINE void ask_for_next(index_t n) const {
+    constexpr index_t kRowsOfPart = kTileBlock / 4;
+    const float* next = c + kTileBlock + n * kRowsOfPart * stride;
+    for (index_t r = 0; r < kRowsOfPart; ++r, next += stride) FA_PREFETCH(next), FA_PREFETCH(next + kTileRows);
+  }
+};
+
+// What becomes of the accumulators of the block before, tile by tile, right before a tile's first product for this one.
+// Stored in a row they would wait for the last of their products, and new products for them (60 instead of 42 ns for 8
+// products and 4 stores on a Xeon).
+template <class Target, bool Accumulate, bool StoreLast, int Tile>
+FA_INLINE void begin_tile(typename Target::Tiles& tiles, const TileBlock& last, const TileBlock& block) {
+  const index_t bytes = block.stride * index_t(sizeof(float));
+  if constexpr (StoreLast) tiles.template store<Tile>(last.tile<Tile>(), bytes);
+  if constexpr (Accumulate)
+    tiles.template load<Tile>(block.tile<Tile>(), bytes);
+  else
+    tiles.template zero<Tile>();
+}
+
+// Products of 32 k for a block of C; `begin` makes a tile ready for its first one.
+template <class Target, class Begin>
+FA_INLINE void multiply_tiles(typename Target::Tiles& tiles, const typename Target::Elem* rows, index_t row_stride,
+                              const typename Target::Elem* columns, const Begin& begin) {
+  constexpr index_t kSize = sizeof(*rows), kB = kTileBlock * Target::Format::kStep;  // From a k-step to the next.
+  const index_t a_bytes = row_stride * kSize;
+  tiles.template load<4>(rows, a_bytes);
+  tiles.template load<6>(columns, kB * kSize);
+  begin(std::integral_constant<int, 0>());
+  tiles.template multiply_add<0>();
+  tiles.template load<7>(columns + kB / 2, kB * kSize);
+  begin(std::integral_constant<int, 1>());
+  tiles.template multiply_add<1>();
+  tiles.template load<5>(rows + kTileRows * row_stride, a_bytes);
+  begin(std::integral_constant<int, 2>());
+  tiles.template multiply_add<2>();
+  begin(std::integral_constant<int, 3>());
+  tiles.template multiply_add<3>();
+}
+
 // The micro-kernel's interface, in tiles; rows of A have k contiguous, and all extents are multiples of 32.
-template <class Target, bool Accumulate>
+template <class Target, bool Accumulate, bool FarC = false>
   requires Tiled<Target>
 void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin, index_t k_end,
                     index_t first, index_t last, float* c, index_t c_stride) {
   static_assert(Target::kRows == kTileBlock && Target::kPanel == kTileBlock);
-  constexpr index_t kB = kTileBlock * Target::Format::kStep;  // From a k-step to the next in a panel.
-  const index_t a_bytes = a.row_stride * index_t(sizeof(*a.data)), c_bytes = c_stride * index_t(sizeof(*c));
-  constexpr index_t b_bytes = kB * index_t(sizeof(*a.data));
   typename Target::Tiles tiles;
   // Tile loads read what vectors and scalars wrote, which the compiler is to leave where it was.
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  for (index_t panel = first / kTileBlock; panel < last / kTileBlock; ++panel) {
-    float* const upper = c + b.begin(panel) - first;
-    float* const lower = upper + kTileRows * c_stride;
-    if constexpr (Accumulate) {
-      tiles.template load<0>(upper, c_bytes);
-      tiles.template load<1>(upper + kTileRows, c_bytes);
-      tiles.template load<2>(lower, c_bytes);
-      tiles.template load<3>(lower + kTileRows, c_bytes);
-    } else {
-      tiles.template zero<0>();
-      tiles.template zero<1>();
-      tiles.template zero<2>();
-      tiles.template zero<3>();
+  TileBlock block{c, c_stride}, before{};
+  const auto multiply = [&](index_t panel, auto store_last) {
+    const auto *row = a.data, *column = b.panel(panel) + k_begin * kTileBlock;
+    multiply_tiles<Target>(tiles, row, a.row_stride, column, [&](auto tile) {
+      begin_tile<Target, Accumulate, decltype(store_last)::value, decltype(tile)::value>(tiles, before, block);
+    });
+    for (index_t k = k_begin + kTileDepth; k < k_end; k += kTileDepth) {
+      row += kTileDepth, column += kTileDepth * kTileBlock;
+      if constexpr (FarC) block.ask_for_next((k - k_begin) / kTileDepth - 1);
+      multiply_tiles<Target>(tiles, row, a.row_stride, column, [](auto) {});
     }
-    const auto* column = b.panel(panel) + k_begin * kTileBlock;
-    const auto* row = a.data;
-    for (index_t k = k_begin; k < k_end; k += kTileDepth, row += kTileDepth, column += kTileDepth * kTileBlock) {
-      tiles.template load<4>(row, a_bytes);
-      tiles.template load<6>(column, b_bytes);
-      tiles.template multiply_add<0>();
-      tiles.template load<7>(column + kB / 2, b_bytes);
-      tiles.template multiply_add<1>();
-      tiles.template load<5>(row + kTileRows * a.row_stride, a_bytes);
-      tiles.template multiply_add<2>();
-      tiles.template multiply_add<3>();
-    }
-    tiles.template store<0>(upper, c_bytes);
-    tiles.template store<1>(upper + kTileRows, c_bytes);
-    tiles.template store<2>(lower, c_bytes);
-    tiles.template store<3>(lower + kTileRows, c_bytes);
-  }
+    before = block;
+    block.c += kTileBlock;
+  };
+  multiply(first / kTileBlock, std::false_type());
+  for (index_t panel = first / kTileBlock + 1; panel < last / kTileBlock; ++panel) multiply(panel, std::true_type());
+  const index_t bytes = c_stride * index_t(sizeof(float));
+  each_part([&](auto tile) { tiles.template store<decltype(tile)::value>(before.template tile<tile>(), bytes); },
+            std::make_integer_sequence<int, 4>());
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 

@@ -95,6 +95,25 @@ def test_what_is_hidden_is_not_among_the_maxima(window, rising, dtype, isa):
     torch.testing.assert_close(lse, 128.0 * rank[greatest].float().expand(1, 2, n), rtol=1e-6, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_a_new_maximum_scales_what_came_before(dtype, isa):
+    """Each of a few keys weighs a bit more than all before it together: nothing may be lost, nor be scaled twice."""
+    n, t = 700, harness.TORCH_DTYPES[dtype]
+    q, k, v = torch.zeros(1, 40, 1, 16), torch.zeros(1, n, 1, 16), torch.rand(1, n, 1, 16).to(t)
+    q[..., 0] = 1.0
+    score = 0.0
+    for key in (70, 71, 200, 290, 330, 620):
+        score += 6.25  # 2^9, above what tiles let a weight exceed 1 by
+        k[0, key, 0, 0] = score
+    v[0, 71:, 0] += 1.0  # What is lost shows.
+    out, lse, _ = flash_attn.flash_attn_func(q.to(t), k.to(t), v, softmax_scale=1.0, return_attn_probs=True)
+    scores = k[0, :, 0, 0].double()
+    expected = (torch.softmax(scores, 0)[:, None] * v[0, :, 0].double()).sum(0)
+    atol = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3}[dtype]
+    torch.testing.assert_close(out[0, :, 0].double(), expected.expand(40, 16), rtol=0, atol=atol)
+    torch.testing.assert_close(lse.double(), torch.logsumexp(scores, 0).expand(1, 1, 40), rtol=1e-6, atol=1e-5)
+
+
 @with_tiles
 @pytest.mark.parametrize("case", [c.param() for c in TILES])
 def test_tiles(case, isa):
