@@ -167,7 +167,8 @@ struct TileBlock {
   FA_INLINE float* tile() const {
     return c + (Tile / 2 * stride + Tile % 2) * kTileRows;
   }
-  // Part `n` of a quarter each of the next block's lines, asked for before they are loaded.
+  // Asks for rows 8 n .. 8 n + 7 of the next block. What is below it belongs to the next strip, and is asked for as
+  // well.
   FA_INLINE void ask_for_next(index_t n) const {
     constexpr index_t kRowsOfPart = kTileBlock / 4;
     const float* next = c + kTileBlock + n * kRowsOfPart * stride;
@@ -208,7 +209,8 @@ FA_INLINE void multiply_tiles(typename Target::Tiles& tiles, const typename Targ
   tiles.template multiply_add<3>();
 }
 
-// The micro-kernel's interface, in tiles; rows of A have k contiguous, and all extents are multiples of 32.
+// The micro-kernel's interface, in tiles; rows of A have k contiguous, and all extents are multiples of 32, none of
+// them 0.
 template <class Target, bool Accumulate, bool FarC = false>
   requires Tiled<Target>
 void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin, index_t k_end,

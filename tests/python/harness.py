@@ -291,7 +291,8 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result) -> Di
       different orders, which leaves 2 sqrt(Dv) roundings in each dS, of which a row of dK sums one per query. Here O is
       what forward stored: V itself, or with dropout V / (1 - p) rounded to the inputs' dtype.
     - The gradient of a sink sums rows whose terms cancel. Scores are scaled by softmax_scale * log2(e) rounded once per
-      call, which moves every LSE the same way, so this error stays where the terms do not.
+      call, which moves every LSE the same way, so this error stays where the terms do not. It is one number per head,
+      rounded to the sink's dtype: so few that E_pt may by chance be far below what that rounding takes.
     """
     case, u = inputs.case, UNIT_ROUNDOFF[inputs.case.dtype]
     lse = ref.lse[torch.isfinite(ref.lse)]
@@ -305,6 +306,8 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result) -> Di
         terms = (inputs.scores["learnable_sink"].detach().double()[:, None] - ref.lse).exp() * delta
         terms = torch.where(torch.isfinite(ref.lse), terms, 0.0)
         floors["learnable_sink"] = max(floors["learnable_sink"], recomputed * largest(terms.square().sum(-1).sqrt()))
+        dtype = inputs.scores["learnable_sink"].dtype
+        floors["learnable_sink"] += torch.finfo(dtype).eps / 2 * largest(ref.grads[names.index("learnable_sink")])
     scale = case.D**-0.5 if case.scale is None else abs(case.scale)
     u_out = torch.finfo(inputs.dout.dtype).eps / 2 if case.dropout_p else u
     dS = 2 * u_out * case.head_dim_v**0.5 * scale * largest(inputs.dout) * largest(inputs.v) / (1 - case.dropout_p)
