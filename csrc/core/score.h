@@ -89,6 +89,10 @@ struct ScoreRule {
   FA_INLINE V logit_of_capped(V capped, V distance) const {
     return add_alibi(capped * V(factor()), distance);
   }
+  template <class V>
+  FA_INLINE V add_alibi(V score, V distance) const {
+    return has_alibi() ? score - V(slope_log2) * vabs(distance) : score;
+  }
   FA_INLINE Real factor() const { return has_softcap() ? softcap_log2 : scale_log2; }
 
   // d(score in natural units) / d(softmax_scale * dot).
@@ -138,10 +142,6 @@ struct ScoreRule {
   }
 
  private:
-  template <class V>
-  FA_INLINE V add_alibi(V score, V distance) const {
-    return has_alibi() ? score - V(slope_log2) * vabs(distance) : score;
-  }
   FA_INLINE Range hull_of_bounds(Range rows) const {
     Range hull{Sk, 0};
     for (index_t i = rows.begin; i < rows.end; ++i) {

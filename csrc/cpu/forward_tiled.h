@@ -44,6 +44,7 @@ class ForwardTiled {
   void operator()(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
     Strip strip{block, r, min_of(kRows, block.rows - r), c, s, {}, {}, {}, true};
     for (index_t t = 0; t < strip.rows; ++t) strip.row[t] = row_of(block, r + t, c.origin, s);
+    if (strip.rows < kRows) strip.row[strip.rows].rule = block.rules;  // It may be the second of a pair.
     fill(s.probabilities, strip.rows * kPending, kRows * kPending, Elem{});
     if (alibi_) look_about_diagonal(strip);
     for (index_t first = c.begin / kPending * kPending; first < c.end; first += kPending) {
@@ -58,9 +59,10 @@ class ForwardTiled {
   }
 
  private:
-  // A row's exponents are its products * factor + shift - slope * |diagonal - column|, and its bias or mask.
+  // A row's exponents are its products * factor + shift, what its rule adds for ALiBi, and its bias or mask.
   struct Row {
-    Real factor, shift, slope, diagonal;
+    const ScoreRule<Real>* rule;
+    Real factor, shift, diagonal;
     Real begin, end;  // The columns that it sees.
   };
   struct Strip {
@@ -77,9 +79,9 @@ class ForwardTiled {
   static Row row_of(const Block& block, index_t r, index_t origin, const Scratch& s) {
     const ScoreRule<Real>& rule = block.rule(r);
     const Range seen = rule.visible_keys(block.query(r));
-    return {rule.factor(),
+    return {&rule,
+            rule.factor(),
             -s.state[r].shift(),
-            rule.slope_log2,
             Real(rule.diagonal(block.query(r)) - origin),
             Real(seen.begin - origin),
             Real(seen.end - origin)};
@@ -134,9 +136,9 @@ class ForwardTiled {
   // Of vector n of the columns from `begin` on; products and addend are the row's.
   template <class Kind>
   static FA_INLINE V exponent(const Row& row, const Real* products, const Real* addend, index_t begin, index_t n) {
-    V x = fma(Simd::load(products + n * W), V(row.factor), V(row.shift));
     const V column = V(Real(begin + n * W)) + Simd::iota();
-    if constexpr (Kind::kAlibi) x = fma(V(-row.slope), vabs(V(row.diagonal) - column), x);
+    V x = fma(Simd::load(products + n * W), V(row.factor), V(row.shift));
+    if constexpr (Kind::kAlibi) x = row.rule->add_alibi(x, V(row.diagonal) - column);
     if constexpr (Kind::kAdded) x = x + Simd::load(addend + n * W);
     if constexpr (Kind::kEdges) x = select_between(column, V(row.begin), V(row.end), x, V(-kInfinity));
     return x;
