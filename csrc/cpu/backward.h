@@ -171,19 +171,17 @@ class Backward {
     const index_t at = p_.lse_offset(r.b, r.h) + r.first, padded = round_up(r.count, kWidth);
     const Real* const lse = static_cast<const Real*>(f_.lse) + at;
     Real* const softmax_d = static_cast<Real*>(f_.softmax_d) + at;
+    const index_t row = r.sequence.q_begin + r.first, bytes = f_.dout.row_stride * format_.size;
+    const char* const dout = row_at(f_.dout, format_.size, r.b, row, r.h);
+    load_rows(format_, dout, bytes, r.count, padded, p_.Dv, v_stride_, s.rows);
+    format_.dot_rows(dout, bytes, row_at(f_.out, format_.size, r.b, row, r.h), f_.out.row_stride * format_.size,
+                     r.count, p_.Dv, q.delta);
+    const Real* const dlse = f_.dlse ? static_cast<const Real*>(f_.dlse) + at : nullptr;
     for (index_t i = 0; i < r.count; ++i) {
-      const index_t row = r.sequence.q_begin + r.first + i;
-      for (const Operand* x : {&f_.dout, &f_.out})
-        prefetch_rows_ahead(row_at(*x, format_.size, r.b, row, r.h), x->row_stride * format_.size, p_.Dv * format_.size,
-                            r.count - i);
-      const char* const dout = row_at(f_.dout, format_.size, r.b, row, r.h);
-      load_rows(format_, dout, 0, 1, 1, p_.Dv, v_stride_, s.rows + i * v_stride_);
-      Real delta = format_.dot(dout, row_at(f_.out, format_.size, r.b, row, r.h), p_.Dv);
-      if (f_.dlse && std::isfinite(lse[i])) delta -= static_cast<const Real*>(f_.dlse)[at + i];
-      softmax_d[i] = q.delta[i] = delta;
+      if (dlse && std::isfinite(lse[i])) q.delta[i] -= dlse[i];
+      softmax_d[i] = q.delta[i];
       q.lse_log2[i] = lse[i] == -kInfinity ? kInfinity : lse[i] * Real(kLog2e);
     }
-    load_rows(format_, nullptr, 0, 0, padded - r.count, p_.Dv, v_stride_, s.rows + r.count * v_stride_);
     fill(q.lse_log2, r.count, padded, kInfinity);
     fill(q.delta, r.count, padded, Real(0));
   }
@@ -293,13 +291,13 @@ class Backward {
     const Panels<Target> k_direct{s.k_direct, padded, stride_};
     for (index_t i = 0; i < r.count; i += kRows) {
       Real* const dq = q.dq + i * stride_;
-      if (first) fill(dq, 0, kRows * stride_, Real(0));
       const Range seen = r.rule.visible_keys(Range{r.first + i, r.first + min_of(i + kRows, r.count)});
       const index_t begin = max_of<index_t>(seen.begin - keys.begin, 0) / kDepth * kDepth;
       const index_t end = min_of(round_up(max_of<index_t>(seen.end - keys.begin, 0), kDepth), padded);
+      if (first && (Target::kTiled || begin >= end)) fill(dq, 0, kRows * stride_, Real(0));
       if (begin >= end) continue;
       multiply_strip<Target, true, true>(score_gradients(s).rows(i, begin), k_direct, begin, end, 0, stride_, dq,
-                                         stride_);
+                                         stride_, first);
     }
   }
 
@@ -310,11 +308,12 @@ class Backward {
   // rows * factor into rows first .. first + count - 1 of x.
   void store_rows(const Real* rows, index_t stride, Real factor, const Operand& x, index_t features, index_t b,
                   index_t h, index_t first, index_t count) const {
-    for (index_t n = 0; n < count; ++n) {
-      char* const row = row_at(x, format_.size, b, first + n, h);
-      prefetch_rows_ahead(row, x.row_stride * format_.size, features * format_.size, count - n);
-      format_.store(rows + n * stride, factor, features, row);
-    }
+    constexpr index_t kMost = 64;
+    Real factors[kMost];
+    for (Real& of_row : factors) of_row = factor;
+    for (index_t n = 0; n < count; n += kMost)
+      format_.store_rows(rows + n * stride, stride, factors, min_of(kMost, count - n), features,
+                         row_at(x, format_.size, b, first + n, h), x.row_stride * format_.size);
   }
 
   const BackwardProblem& f_;

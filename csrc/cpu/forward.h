@@ -16,6 +16,7 @@
 #include "cpu/forward_ahead.h"
 #include "cpu/forward_direct.h"
 #include "cpu/on_demand.h"
+#include "cpu/row_ends.h"
 #include "cpu/slots.h"
 
 namespace flash_attn::cpu {
@@ -138,6 +139,7 @@ class Forward {
     if (prefetches_into_l2()) block.next = ahead_.of(block, unit);
     pack(block);
     strips_.attend(block, {plan_.first_key(block), block.keys.end}, s);
+    strips_.clear_unseen(block, s);
     finish(block, s);
     if (f_.s_dmask) strips_.write_dmask(block, s);
   }
@@ -178,6 +180,7 @@ class Forward {
       parallel_for(executor_, n, [&](index_t unit, int worker) {
         const Scratch s = scratch(worker);
         const Block& block = begin(first + unit, 0, 0, s);
+        clear(block, s);
         for (index_t split = 0; split < splits; ++split) merge(block, partial(unit, split), s);
         finish(block, s);
       });
@@ -199,10 +202,9 @@ class Forward {
     const index_t keys = plan_.tiles.keys, blocks = plan_.key_blocks;
     const Range range{split * blocks / splits * keys, (split + 1) * blocks / splits * keys};
     for (index_t i = 0; i < count; ++i) begin(unit + i, 0, 0, plan_.slot(s, i));
-    if (plan_.approach == Approach::direct)
-      direct_.attend(count, range, s);
-    else
-      strips_.attend(*s.block, range, s);
+    if (plan_.approach == Approach::direct) return direct_.attend(count, range, s);
+    strips_.attend(*s.block, range, s);
+    strips_.clear_unseen(*s.block, s);
   }
 
   // Packs what the rows of a block see of its unit, unless it is there. Parts that others are packing come last.
@@ -245,21 +247,35 @@ class Forward {
     block.front = plan_.packed.front(block.keys, block.sequence.k_len);
     load_queries(block, s);
     const index_t padded = round_up(block.rows, kRows);
-    fill(s.o, 0, padded * plan_.o_stride, Real(0));
     for (index_t r = 0; r < padded; ++r) s.state[r] = {};
+    if (plan_.approach == Approach::direct) clear(block, s);
     return block;
   }
 
-  void load_queries(const Block& block, const Scratch& s) const {
-    // Rows one after another in memory: the queries of a head, or the heads of a query.
+  // Calls each(first, count) for rows of a block that lie one after another in memory: the queries of a head, or the
+  // heads of a query.
+  template <class Each>
+  FA_INLINE void each_run(const Block& block, const Each& each) const {
     const index_t run = block.heads == 1 ? block.rows : block.heads;
-    const index_t step = block.heads == 1 ? p_.q.row_stride : p_.q.head_stride;
-    for (index_t r = 0; r < block.rows; r += run) {
-      const index_t row = block.sequence.q_begin + block.query(r);
-      const index_t padded = r + run == block.rows ? round_up(block.rows, kRows) - r : run;
-      load_rows(plan_.format, row_at(p_.q, plan_.format.size, block.b, row, block.h), step * plan_.format.size, run,
-                padded, p_.D, plan_.q_stride, s.rows + r * plan_.q_stride);
-    }
+    for (index_t r = 0; r < block.rows; r += run) each(r, run);
+  }
+  FA_INLINE index_t row_step(const Block& block, const Operand& x) const {  // bytes
+    return (block.heads == 1 ? x.row_stride : x.head_stride) * plan_.format.size;
+  }
+  FA_INLINE char* row_of(const Block& block, const Operand& x, index_t r) const {
+    return row_at(x, plan_.format.size, block.b, block.sequence.q_begin + block.query(r), block.head(r));
+  }
+
+  void clear(const Block& block, const Scratch& s) const {
+    fill(s.o, 0, round_up(block.rows, kRows) * plan_.o_stride, Real(0));
+  }
+
+  void load_queries(const Block& block, const Scratch& s) const {
+    each_run(block, [&](index_t r, index_t count) {
+      const index_t padded = r + count == block.rows ? round_up(block.rows, kRows) - r : count;
+      load_rows(plan_.format, row_of(block, p_.q, r), row_step(block, p_.q), count, padded, p_.D, plan_.q_stride,
+                s.rows + r * plan_.q_stride);
+    });
   }
 
   void keep(const Block& block, const Scratch& s, const Partial& part) const {
@@ -279,21 +295,31 @@ class Forward {
   }
 
   void finish(const Block& block, const Scratch& s) const {
-    const auto out = [&](index_t r) {
-      return row_at(f_.out, plan_.format.size, block.b, block.sequence.q_begin + block.query(r), block.head(r));
-    };
-    for (index_t r = 0; r < block.rows; ++r) {
-      const index_t h = block.head(r), i = block.query(r);
-      if (r + kPrefetchRows < block.rows) prefetch_row(out(r + kPrefetchRows), p_.Dv * plan_.format.size);
-      SoftmaxState<Real>& state = s.state[r];
+    each_run(block, [&](index_t r, index_t count) {
+      const index_t lse = p_.lse_offset(block.b, block.head(r)) + block.query(r);
+      const index_t lse_step = block.heads == 1 ? 1 : p_.lse_offset(block.b, 1) - p_.lse_offset(block.b, 0);
+      constexpr index_t kMost = RowEnds<Real>::kRows;
+      for (index_t n = 0; n < count; n += kMost) {
+        const RowEnds<Real> ends = ends_of(block, r + n, min_of(kMost, count - n), s);
+        ends.store_lse(static_cast<Real*>(f_.lse) + lse + n * lse_step, lse_step);
+        plan_.format.store_rows(s.o + (r + n) * plan_.o_stride, plan_.o_stride, ends.factor, ends.rows, p_.Dv,
+                                row_of(block, f_.out, r + n), row_step(block, f_.out));
+      }
+    });
+  }
+
+  RowEnds<Real> ends_of(const Block& block, index_t r, index_t rows, const Scratch& s) const {
+    Real factor[RowEnds<Real>::kRows];
+    for (index_t n = 0; n < rows; ++n) factor[n] = Real(p_.dropout.keep_scale);
+    for (index_t n = 0; p_.sink && n < rows; ++n) {
       // The sink is one more key, of value 0.
-      const SoftmaxState<Real> sink{p_.sink ? sink_log2<Target>(p_, h) : Real(0), Real(1)};
-      Real factor = Real(1), unused;
-      if (p_.sink && sink.m > -std::numeric_limits<Real>::infinity()) state.merge(sink, factor, unused);
-      static_cast<Real*>(f_.lse)[p_.lse_offset(block.b, h) + i] = state.lse();
-      plan_.format.store(s.o + r * plan_.o_stride, factor * state.finish() * Real(p_.dropout.keep_scale), p_.Dv,
-                         out(r));
+      const SoftmaxState<Real> sink{sink_log2<Target>(p_, block.head(r + n)), Real(1)};
+      Real of_sum, unused;
+      if (!(sink.m > -std::numeric_limits<Real>::infinity())) continue;
+      s.state[r + n].merge(sink, of_sum, unused);
+      factor[n] *= of_sum;
     }
+    return {s.state + r, factor, rows};
   }
 
   const ForwardProblem& f_;

@@ -123,7 +123,7 @@ struct ForwardPlan {
         heads(how == Approach::packed ? 1 : p.group()),
         tiles(tiles_for(executor.num_threads)),
         alone(how == Approach::packed && can_pack_alone(executor.num_threads)),
-        packed(p, format, keys_to_hold(), how == Approach::in_place),
+        packed(p, format, keys_to_hold()),
         q_stride(round_up(p.D, kWidth)),
         o_stride(round_up(p.Dv, kWidth)),
         query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)),
@@ -155,7 +155,7 @@ struct ForwardPlan {
   }
   // A worker that helps with another's unit packs all that it sees of it: too much without a window.
   bool can_pack_alone(index_t threads) const {
-    const PackedKeys<Target> seen(p, format, most_seen(), false);
+    const PackedKeys<Target> seen(p, format, most_seen());
     return most_seen() < all_keys() && units.count() >= threads &&
            Units::quick_to_allocate(threads * seen.block_elems() * index_t(sizeof(Elem)));
   }

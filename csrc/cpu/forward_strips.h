@@ -48,6 +48,12 @@ class ForwardStrips {
     }
   }
 
+  // Rows that have seen no key have an o of zeros when all is done, which is not written before its first sum.
+  void clear_unseen(const Block& block, const Scratch& s) const {
+    for (index_t r = 0; r < block.rows; r += kRows)
+      if (fresh(r, s)) clear(r, s);
+  }
+
   // exp(score - row maximum), negative where dropped: a second walk, now that the maxima are known. In tiles they are
   // not (forward_tiled.h), and take a walk of their own.
   void write_dmask(const Block& block, const Scratch& s) const {
@@ -110,7 +116,7 @@ class ForwardStrips {
     plan_.each_run(block, c, {c.begin, c.end}, [&](Range part, index_t at) {
       Range packed{at + max_of(watched.begin, part.begin), at + min_of(watched.end, part.end)};
       multiply_watched<Target, false>(rows, k, 0, plan_.packed.depth(), at + part.begin, at + part.end,
-                                      s.scores + part.begin, stride_, packed, maxima);
+                                      s.scores + part.begin, stride_, packed, maxima, false);
       if (packed.empty()) return;
       all = {all.empty() ? packed.begin - at : all.begin, packed.end - at};
     });
@@ -143,23 +149,36 @@ class ForwardStrips {
       }
   }
 
+  // Whether nothing has been summed for the strip at row r: its o may hold anything.
+  static bool fresh(index_t r, const Scratch& s) {
+    for (index_t t = r; t < r + kRows; ++t)
+      if (!s.state[t].empty()) return false;
+    return true;
+  }
+  void clear(index_t r, const Scratch& s) const {
+    fill(s.o, r * plan_.o_stride, (r + kRows) * plan_.o_stride, Real(0));
+  }
+
   void strip(const Block& block, index_t origin, index_t r, const Scratch& s) const {
     Columns c{};
     if (!scores_.columns(block, origin, {r, min_of(r + kRows, block.rows)}, c)) return;
-    if constexpr (Target::kTiled) return tiled_(block, r, c, s);
     if constexpr (kOverlaps)
       if (block.rows - r >= kRows && !p_.dropout.active) return weigh_and_multiply(block, r, c, s);
+    if (fresh(r, s)) clear(r, s);
+    if constexpr (Target::kTiled) return tiled_(block, r, c, s);
     dot_products(block, r, c, s);
     weigh(block, r, c, s);
-    multiply_values(block, r, c, 0, s);
+    multiply_values(block, r, c, 0, false, s);
   }
 
   // O += P V in features from `first` on.
-  void multiply_values(const Block& block, index_t r, const Columns& c, index_t first, const Scratch& s) const {
+  void multiply_values(const Block& block, index_t r, const Columns& c, index_t first, bool fresh,
+                       const Scratch& s) const {
     const Panels<Target> v = plan_.v(block, c);
     plan_.each_run(block, c, c.seen, [&](Range part, index_t at) {
       multiply_strip<Target, true>({s.probabilities + part.begin, stride_, kStep}, v, at + part.begin, at + part.end,
-                                   first, plan_.o_stride, s.o + r * plan_.o_stride + first, plan_.o_stride);
+                                   first, plan_.o_stride, s.o + r * plan_.o_stride + first, plan_.o_stride,
+                                   fresh && part.begin == c.seen.begin);
     });
   }
 
@@ -169,6 +188,7 @@ class ForwardStrips {
     constexpr index_t kAhead = 2 * kStep * W;
     StripAsks asks(block.next, r / kRows);
     Shifts<kRows> shifts;
+    const bool first_sum = fresh(r, s);
     using Pitch = ScorePitch<Target>;
     Exponentials<Target, kRows, Pitch> weights(weigh_strip(block, r, c, shifts, asks, s));
     const Panels<Target> v = plan_.v(block, c);
@@ -177,11 +197,12 @@ class ForwardStrips {
     weights.walk(ceil_div(c.seen.begin + kAhead - c.begin, W));
     plan_.each_run(block, c, c.seen, [&](Range part, index_t at) {
       const index_t begin = at + part.begin, end = at + part.end;
-      multiply_panel_of<Target, true>(
-          width / W, begin / kStep, end / kStep, StripA<Elem, Pitch, FixedStep>{s.probabilities + part.begin, {}, {}},
-          v.panel(0) + begin * width, width * kStep, s.o + r * plan_.o_stride, plan_.o_stride, weights);
+      multiply_panel_of<Target, true>(width / W, begin / kStep, end / kStep,
+                                      StripA<Elem, Pitch, FixedStep>{s.probabilities + part.begin, {}, {}},
+                                      v.panel(0) + begin * width, width * kStep, s.o + r * plan_.o_stride,
+                                      plan_.o_stride, first_sum && part.begin == c.seen.begin, weights);
     });
-    multiply_values(block, r, c, width, s);
+    multiply_values(block, r, c, width, first_sum, s);
     end_softmax(weights, r, s);
   }
 

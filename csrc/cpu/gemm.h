@@ -4,99 +4,17 @@
 //   C[r][c] (+)= sum over k of A[r][k] * B[k][c],   r < MR, c < N * W
 //
 // A is broadcast one k-step at a time and may have any strides; B is packed so that a k-step of a panel is contiguous.
-// A multiplicand format says what a k-step is: one number (Scalars), or a pair of bf16 (Bf16Pairs, 512-bit dot
-// products).
+// A multiplicand format (multiplicands.h) says what a k-step is: one number (Scalars), or a pair of bf16 (Bf16Pairs,
+// 512-bit dot products).
 #pragma once
 
-#include <cstring>
 #include <type_traits>
 #include <utility>
 
-#include "core/numeric.h"
-#include "core/platform.h"
 #include "core/range.h"
-
-#if defined(__AVX512BF16__)
-#include "cpu/simd/avx512.h"
-#endif
+#include "cpu/multiplicands.h"
 
 namespace flash_attn::cpu {
-
-// Multiplicands are the accumulator's own type: fp32 (to which fp16 and bf16 are converted while packing) or fp64.
-template <class Simd>
-struct Scalars {
-  using Elem = typename Simd::Real;
-  using Real = typename Simd::Real;
-  using V = typename Simd::V;
-  static constexpr int kStep = 1, kStepsPerSum = 128;
-
-  static FA_INLINE V broadcast(const Elem* a) { return V(*a); }
-  static FA_INLINE V load(const Elem* b) { return Simd::load(b); }
-  static FA_INLINE V multiply_add(V a, V b, V c) { return fma(a, b, c); }
-  static FA_INLINE void store(Elem* p, V x) { Simd::store(p, x); }
-  static FA_INLINE void store_all(Elem* p, const V (&x)[kStep]) { store(p, x[0]); }
-  static FA_INLINE void store_rows(Elem* p, index_t stride, V x, V y) { store(p, x), store(p + stride, y); }
-  static FA_INLINE V tanh_of_product(V x, V factor) { return vtanh(x * factor); }
-
-  // W rows of W k-steps, for a B with the rows as columns; strides in elements.
-  static FA_INLINE void transpose(const Elem* in, index_t in_stride, Elem* out, index_t out_stride) {
-    Simd::transpose(in, in_stride, out, out_stride);
-  }
-  // W columns of one k-step, whose rows lie `stride` apart.
-  static FA_INLINE void gather_step(const Elem* in, index_t, Elem* out) { Simd::store(out, Simd::load(in)); }
-};
-
-#if defined(__AVX512BF16__)
-struct Bf16Pairs {
-  using Elem = BFloat16;
-  using Real = float;
-  using V = Avx512Vector;
-  // Of multiplicands that were rounded to 8 bits, a sum over 512 rounds nothing that would show.
-  static constexpr int kStep = 2, kStepsPerSum = 256;
-
-  static FA_INLINE __m512i broadcast(const Elem* a) {
-    std::int32_t pair;
-    std::memcpy(&pair, a, sizeof(pair));
-    return _mm512_set1_epi32(pair);
-  }
-  static FA_INLINE __m512i load(const Elem* b) { return _mm512_loadu_si512(b); }
-  static FA_INLINE V multiply_add(__m512i a, __m512i b, V c) {
-    return V(_mm512_dpbf16_ps(c.v, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b)));
-  }
-  static FA_INLINE __m256i round(V x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v)); }
-  static FA_INLINE __m512i round(V x, V y) { return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(y.v, x.v)); }
-  static FA_INLINE void store(Elem* p, V x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round(x)); }
-  // One after the other.
-  static FA_INLINE void store_all(Elem* p, const V (&x)[kStep]) { _mm512_storeu_si512(p, round(x[0], x[1])); }
-  static FA_INLINE void store_rows(Elem* p, index_t stride, V x, V y) {
-    const __m512i both = round(x, y);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(both));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + stride), _mm512_extracti64x4_epi64(both, 1));
-  }
-  // Not to the last place, which bf16 does not show; the LSE, which is fp32, stays within its tolerance.
-  static FA_INLINE V tanh_of_product(V x, V factor) { return tanh_by_exp2<32>(x, factor); }
-  // Lane by lane the pair (x, y): two rows of a matrix as k-steps of its transpose.
-  static FA_INLINE void store_pairs(Elem* p, V x, V y) { _mm512_storeu_si512(p, in_pairs(round(x, y))); }
-  // A pair is one word; Avx512Simd::transpose moves words and never reads their value.
-  static FA_INLINE void transpose(const Elem* in, index_t in_stride, Elem* out, index_t out_stride) {
-    Avx512Simd::transpose(reinterpret_cast<const float*>(in), in_stride / 2, reinterpret_cast<float*>(out),
-                          out_stride / 2);
-  }
-  static FA_INLINE void gather_step(const Elem* in, index_t stride, Elem* out) {
-    const auto row = [](const Elem* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); };
-    _mm512_storeu_si512(out, in_pairs(_mm512_inserti64x4(_mm512_castsi256_si512(row(in)), row(in + stride), 1)));
-  }
-
- private:
-  // From 16 numbers x and then 16 numbers y: x[0], y[0], x[1], y[1], ...
-  static FA_INLINE __m512i in_pairs(__m512i both) {
-    alignas(64) static constexpr std::uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                             21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                             11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both);
-  }
-};
-#endif
 
 // Where the elements of A are: A[r][k-step] = data[r * row_stride + step * step_stride].
 // Strides may be constants that the compiler knows.
@@ -159,16 +77,18 @@ FA_INLINE void multiply_step(const typename Target::Elem* a, index_t row_stride,
   multiply_step<Target, N>(a, row_stride, b, sum, [](auto) {});
 }
 
-// N vectors of columns of a panel whose k-steps are b_step elements apart.
+// N vectors of columns of a panel whose k-steps are b_step elements apart. Of a C that
+// accumulates and is fresh it is of no matter what it held.
 template <class Target, int N, bool Accumulate, class A, class Beside = NothingBeside>
 FA_INLINE void multiply_panel(index_t first_step, index_t last_step, A a, const typename Target::Elem* b,
-                              index_t b_step, typename Target::Real* c, index_t c_stride, Beside&& beside = {}) {
+                              index_t b_step, typename Target::Real* c, index_t c_stride, bool fresh = false,
+                              Beside&& beside = {}) {
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   constexpr int MR = Target::kRows, W = Simd::W, Chains = kChains<Target, N, Accumulate>;
   using Work = std::remove_reference_t<Beside>;
   Work work = beside;  // A copy, which registers can hold.
-  bool accumulate = Accumulate;
+  bool accumulate = Accumulate && !fresh;
   for (index_t step = first_step; step < last_step; accumulate = true) {
     const index_t end = min_of(last_step, (step / kStepsPerSum<Target> + 1) * kStepsPerSum<Target>);
     V sum[Chains][MR][N];
@@ -243,21 +163,22 @@ struct Panels {
 // compiler (GCC 12) finds too few registers for it, which tools/cpu_loops.py would show.
 template <class Target, int N, bool Accumulate, class A, class Beside>
 FA_NOINLINE void multiply_panel_apart(index_t from, index_t to, A a, const typename Target::Elem* b, index_t b_step,
-                                      typename Target::Real* c, index_t c_stride, Beside& beside) {
-  multiply_panel<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
+                                      typename Target::Real* c, index_t c_stride, bool fresh, Beside& beside) {
+  multiply_panel<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, fresh, beside);
 }
 
 template <class Target, bool Accumulate, class A, class Beside = NothingBeside>
 FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, A a, const typename Target::Elem* b,
-                                 index_t b_step, typename Target::Real* c, index_t c_stride, Beside&& beside = {}) {
+                                 index_t b_step, typename Target::Real* c, index_t c_stride, bool fresh = false,
+                                 Beside&& beside = {}) {
   const auto multiply = [&](auto width) {
     constexpr int N = width;
     if constexpr (N > Target::kPanelVectors)
       return;
     else if constexpr (std::remove_reference_t<Beside>::kParts > 0)
-      multiply_panel_apart<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
+      multiply_panel_apart<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, fresh, beside);
     else
-      multiply_panel<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, beside);
+      multiply_panel<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, fresh, beside);
   };
   switch (vectors) {
     case 1: return multiply(std::integral_constant<int, 1>());
@@ -304,47 +225,125 @@ FA_NOINLINE void multiply_panels(index_t panels, index_t steps, StripA<typename 
   watch = see;
 }
 
+// Most vectors of a part of a panel that has a whole one beside it computed with it: by itself it has too few
+// accumulators to hide the latency of its products. The registers hold as many beside a panel of four.
+template <class Target>
+inline constexpr int kJoins = Target::kPanelVectors == 4 ? 2 : 0;
+
+// Columns of one panel of B, whose k-steps are `step` elements apart.
+template <class Target>
+struct PanelPart {
+  const typename Target::Elem* data;
+  index_t step;
+};
+
+// The same for parts of two panels side by side, of L and R vectors; the one that is whole is watched.
+template <class Target, int L, int R, class Watch>
+FA_NOINLINE void multiply_neighbours(index_t steps, StripA<typename Target::Elem> a, PanelPart<Target> left,
+                                     PanelPart<Target> right, typename Target::Real* c, index_t c_stride,
+                                     Watch& watch) {
+  using Simd = typename Target::Simd;
+  using Format = typename Target::Format;
+  using V = typename Simd::V;
+  constexpr int MR = Target::kRows, N = L + R, W = Simd::W;
+  Watch see = watch;
+  V sum[MR][N];
+  for (auto& row : sum)
+    for (V& vector : row) vector = V(typename Target::Real(0));
+  see.begin_panel();
+  for (index_t i = 0; i < steps; ++i, a.data += a.step_stride, left.data += left.step, right.data += right.step) {
+    decltype(Format::load(left.data)) column[N];
+    for (int n = 0; n < N; ++n)
+      column[n] = Format::load(n < L ? left.data + n * W * Format::kStep : right.data + (n - L) * W * Format::kStep);
+    for (int r = 0; r < MR; ++r) {
+      const auto row = Format::broadcast(a.data + r * a.row_stride);
+      for (int n = 0; n < N; ++n) sum[r][n] = Format::multiply_add(row, column[n], sum[r][n]);
+    }
+  }
+  index_t stride = c_stride;
+  FA_OPAQUE(stride);  // As in multiply_panel.
+  for (int r = 0; r < MR; ++r, c += stride)
+    for (int n = 0; n < N; ++n) {
+      Simd::store(c + n * W, Simd::from_products(sum[r][n]));
+      if ((n < L) == (L > R)) see(r, sum[r][n]);
+    }
+  watch = see;
+}
+
+// Such parts of one or two vectors, before a whole panel or after it; column `first` is the first of both.
+template <class Target, class Watch>
+FA_INLINE void multiply_joined(index_t vectors, bool before, const Panels<Target>& b, index_t panel, index_t first,
+                               const StripA<typename Target::Elem>& a, typename Target::Real* c, index_t c_stride,
+                               Watch& watch) {
+  if constexpr (kJoins<Target> == 2) {
+    constexpr index_t kStep = Target::Format::kStep;
+    constexpr int kWhole = Target::kPanelVectors;
+    const index_t steps = b.depth / kStep;
+    const PanelPart<Target> left{b.panel(panel) + (first - b.begin(panel)) * kStep, b.width(panel) * kStep};
+    const PanelPart<Target> right{b.panel(panel + 1), b.width(panel + 1) * kStep};
+    if (before)
+      vectors == 1 ? multiply_neighbours<Target, 1, kWhole>(steps, a, left, right, c, c_stride, watch)
+                   : multiply_neighbours<Target, 2, kWhole>(steps, a, left, right, c, c_stride, watch);
+    else
+      vectors == 1 ? multiply_neighbours<Target, kWhole, 1>(steps, a, left, right, c, c_stride, watch)
+                   : multiply_neighbours<Target, kWhole, 2>(steps, a, left, right, c, c_stride, watch);
+  }
+}
+
 // C[0..MR) += or = A * B over columns [first, last), whole vectors, and k in [k_begin, k_end), both multiples of kStep;
 // a starts at k_begin, c at column `first`. Of the panels at the edges only what is asked for is computed. Whole panels
 // of the columns `watched` are shown to `watch` on their way to C, if C is not accumulated; `watched` becomes those.
 template <class Target, bool Accumulate, class Watch>
 void multiply_watched(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin, index_t k_end,
                       index_t first, index_t last, typename Target::Real* c, index_t c_stride, Range& watched,
-                      Watch& watch) {
+                      Watch& watch, bool fresh) {
   constexpr index_t kStep = Target::Format::kStep, W = Target::Simd::W, kPanel = Target::kPanel;
-  index_t column = first;
+  constexpr index_t kNarrow = kJoins<Target> * W;
+  index_t column = first, panel = b.at(first);
+  const auto to = [&] { return c + (column - first); };
+  const auto end_of_panel = [&] { return min_of(b.begin(panel + 1), last); };
   if constexpr (!Accumulate) {
     const index_t begin = round_up(watched.begin, kPanel);
     const index_t panels = min_of(b.whole(), watched.end / kPanel) - begin / kPanel;
     const bool one_sum = k_begin == 0 && k_end == b.depth && k_end <= kStepsPerSum<Target> * kStep;
     watched = one_sum && panels > 0 ? Range{begin, begin + panels * kPanel} : Range{first, first};
   }
-  for (index_t panel = b.at(first); column < last; ++panel) {
-    typename Target::Real* const to = c + (column - first);
+  while (column < last) {
     if constexpr (!Accumulate) {
-      if (column == watched.begin && !watched.empty()) {
-        const index_t whole = (watched.end - column) / kPanel;
-        multiply_panels<Target>(whole, k_end / kStep, a, b.panel(panel), to, c_stride, watch);
-        column += whole * kPanel;
-        panel += whole - 1;
+      if (column < watched.begin && watched.begin <= column + kNarrow && watched.begin == end_of_panel()) {
+        multiply_joined((watched.begin - column) / W, true, b, panel, column, a, to(), c_stride, watch);
+        column = watched.begin + kPanel, panel += 2;
+        continue;
+      }
+      if (watched.begin <= column && column < watched.end) {
+        index_t whole = (watched.end - column) / kPanel;
+        const index_t after = min_of(b.begin(min_of(panel + whole + 1, b.count())), last) - watched.end;
+        const bool joins = 0 < after && after <= kNarrow;
+        whole -= joins ? 1 : 0;
+        if (whole > 0) multiply_panels<Target>(whole, k_end / kStep, a, b.panel(panel), to(), c_stride, watch);
+        column += whole * kPanel, panel += whole;
+        if (!joins) continue;
+        multiply_joined(after / W, false, b, panel, column, a, to(), c_stride, watch);
+        column += kPanel + after, panel += 2;
         continue;
       }
     }
-    const index_t begin = b.begin(panel), width = b.width(panel), end = min_of(begin + width, last);
+    const index_t begin = b.begin(panel), width = b.width(panel), end = end_of_panel();
     multiply_panel_of<Target, Accumulate>((end - column) / W, k_begin / kStep, k_end / kStep, a,
                                           b.panel(panel) + k_begin * width + (column - begin) * kStep, width * kStep,
-                                          to, c_stride);
-    column = end;
+                                          to(), c_stride, fresh);
+    column = end, ++panel;
   }
 }
 
 // FarC: C is not in L1, and is asked for where it is loaded as a whole (tiles.h).
 template <class Target, bool Accumulate, bool FarC = false>
 FA_INLINE void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin,
-                              index_t k_end, index_t first, index_t last, typename Target::Real* c, index_t c_stride) {
+                              index_t k_end, index_t first, index_t last, typename Target::Real* c, index_t c_stride,
+                              bool fresh = false) {
   NobodyWatches nobody;
   Range watched{first, last};
-  multiply_watched<Target, Accumulate>(a, b, k_begin, k_end, first, last, c, c_stride, watched, nobody);
+  multiply_watched<Target, Accumulate>(a, b, k_begin, k_end, first, last, c, c_stride, watched, nobody, fresh);
 }
 
 }  // namespace flash_attn::cpu

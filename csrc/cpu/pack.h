@@ -15,11 +15,16 @@ template <class Target>
 struct RowFormat {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
-  void (*load)(const void* source, index_t n, Elem* out);             // to multiplicands
+  // `rows` rows of n features, row_bytes apart, as multiplicands at out[row * stride], zero-padded to `stride`.
+  void (*load)(const char* source, index_t row_bytes, index_t rows, index_t n, Elem* out, index_t stride);
   void (*store)(const Real* row, Real factor, index_t n, void* out);  // row * factor, rounded to nearest even
-  Real (*dot)(const void* x, const void* y, index_t n);               // sum of x * y
-  index_t size;                                                       // bytes of one element
-  bool as_is;                                                         // the tensor's elements are multiplicands
+  // The same for rows of x, `stride` apart, to rows of memory, which are asked for.
+  void (*store_rows)(const Real* x, index_t stride, const Real* factors, index_t rows, index_t n, char* out,
+                     index_t row_bytes);
+  // out[r] = sum of x * y over row r, for rows of n features.
+  void (*dot_rows)(const char* x, index_t x_bytes, const char* y, index_t y_bytes, index_t rows, index_t n, Real* out);
+  index_t size;  // bytes of one element
+  bool as_is;    // the tensor's elements are multiplicands
 };
 
 template <class Target, class T>
@@ -35,17 +40,38 @@ struct RowsOf {
     for (; i + W <= n; i += W) Simd::store(out + i, Simd::load(in + i));
     for (; i < n; ++i) out[i] = to_float(in[i]);
   }
-  static void load(const void* source, index_t n, Elem* out) {
-    if constexpr (std::is_same_v<Elem, T>)
-      std::memcpy(out, source, static_cast<std::size_t>(n) * sizeof(T));
-    else if constexpr (std::is_same_v<Elem, Real>)
+  // A call of memcpy takes longer than to move a row of a usual length.
+  static FA_INLINE void load_row(const void* source, index_t n, Elem* out) {
+    if constexpr (std::is_same_v<Elem, T>) {
+      constexpr index_t kPart = 64 / sizeof(T);
+      const T* in = static_cast<const T*>(source);
+      index_t i = 0;
+      for (; i + kPart <= n; i += kPart) std::memcpy(out + i, in + i, 64);
+      if (i < n) std::memcpy(out + i, in + i, static_cast<std::size_t>(n - i) * sizeof(T));
+    } else if constexpr (std::is_same_v<Elem, Real>) {
       load_real(source, n, out);
+    }
   }
-  static void store(const Real* row, Real factor, index_t n, void* out) {
+  static void load(const char* source, index_t row_bytes, index_t rows, index_t n, Elem* out, index_t stride) {
+    const index_t bytes = n * static_cast<index_t>(sizeof(T));
+    for (index_t r = 0; r < rows; ++r, source += row_bytes, out += stride) {
+      prefetch_rows_ahead(source, row_bytes, bytes, rows);
+      load_row(source, n, out);
+      for (index_t i = n; i < stride; ++i) out[i] = {};
+    }
+  }
+  // Multiplicands as products get them: of bf16, what is subnormal becomes 0.
+  static FA_INLINE void store_vector(T* out, typename Simd::V x) {
+    if constexpr (std::is_same_v<Elem, T>)
+      Target::Format::store(out, x);
+    else
+      Simd::store(out, x);
+  }
+  static FA_INLINE void store(const Real* row, Real factor, index_t n, void* out) {
     T* to = static_cast<T*>(out);
     using V = typename Simd::V;
     index_t i = 0;
-    for (; i + W <= n; i += W) Simd::store(to + i, Simd::load(row + i) * V(factor));
+    for (; i + W <= n; i += W) store_vector(to + i, Simd::load(row + i) * V(factor));
     for (; i < n; ++i) {
       if constexpr (std::is_same_v<T, Real>)
         to[i] = row[i] * factor;
@@ -53,7 +79,21 @@ struct RowsOf {
         to[i] = from_float<T>(row[i] * factor);
     }
   }
-  static Real dot(const void* left, const void* right, index_t n) {
+  static void store_rows(const Real* x, index_t stride, const Real* factors, index_t rows, index_t n, char* out,
+                         index_t row_bytes) {
+    for (index_t r = 0; r < rows; ++r, x += stride, out += row_bytes) {
+      prefetch_row(out + kPrefetchRows * row_bytes, n * static_cast<index_t>(sizeof(T)));
+      store(x, factors[r], n, out);
+    }
+  }
+  static void dot_rows(const char* x, index_t x_bytes, const char* y, index_t y_bytes, index_t rows, index_t n,
+                       Real* out) {
+    for (index_t r = 0; r < rows; ++r, x += x_bytes, y += y_bytes) {
+      prefetch_rows_ahead(y, y_bytes, n * static_cast<index_t>(sizeof(T)), rows - r);
+      out[r] = dot(x, y, n);
+    }
+  }
+  static FA_INLINE Real dot(const void* left, const void* right, index_t n) {
     const T *const x = static_cast<const T*>(left), *const y = static_cast<const T*>(right);
     typename Simd::V sums(Real(0));
     index_t i = 0;
@@ -62,7 +102,9 @@ struct RowsOf {
     for (; i < n; ++i) sum += Real(to_float(x[i])) * Real(to_float(y[i]));
     return sum;
   }
-  static constexpr RowFormat<Target> format() { return {load, store, dot, sizeof(T), std::is_same_v<Elem, T>}; }
+  static constexpr RowFormat<Target> format() {
+    return {load, store, store_rows, dot_rows, sizeof(T), std::is_same_v<Elem, T>};
+  }
 };
 
 template <class Target>
@@ -83,28 +125,13 @@ FA_INLINE char* row_at(const Operand& x, index_t size, index_t b, index_t row, i
   return static_cast<char*>(x.data) + (b * x.batch_stride + row * x.row_stride + h * x.head_stride) * size;
 }
 
-// A call of memcpy, or of a function pointer, takes longer than to move a row of a usual length.
-FA_INLINE void copy_row(const char* from, index_t bytes, char* to) {
-  constexpr index_t kPart = 64;
-  index_t byte = 0;
-  for (; byte + kPart <= bytes; byte += kPart) std::memcpy(to + byte, from + byte, kPart);
-  if (byte < bytes) std::memcpy(to + byte, from + byte, static_cast<std::size_t>(bytes - byte));
-}
-
 // `rows` rows of `features` as multiplicands at out[row * stride], zero-padded to `stride` features and `padded_rows`
 // rows.
 template <class Target>
 void load_rows(const RowFormat<Target>& format, const char* source, index_t row_bytes, index_t rows,
                index_t padded_rows, index_t features, index_t stride, typename Target::Elem* out) {
-  for (index_t r = 0; r < rows; ++r, source += row_bytes, out += stride) {
-    if (rows > kPrefetchRows) prefetch_rows_ahead(source, row_bytes, features * format.size, rows);
-    if (format.as_is)
-      copy_row(source, features * format.size, reinterpret_cast<char*>(out));
-    else
-      format.load(source, features, out);
-    for (index_t d = features; d < stride; ++d) out[d] = {};
-  }
-  for (index_t i = 0; i < (padded_rows - rows) * stride; ++i) out[i] = {};
+  format.load(source, row_bytes, rows, features, out, stride);
+  for (index_t i = rows * stride; i < padded_rows * stride; ++i) out[i] = {};
 }
 
 // Keys first .. first + keys - 1 of sequence b (x is its keys or its values), wherever they are stored.
@@ -123,15 +150,18 @@ void load_keys(const RowFormat<Target>& format, const Problem& p, const Operand&
   }
 }
 
-// Columns [0, width) of one panel, from rows: k-steps [0, steps) become rows of the panel.
+// Columns [0, width) of one panel, from rows: k-steps [0, steps) become rows of the panel. Rows that lie `ahead` of
+// those in work are asked for, unless it is 0.
 template <class Target>
 void pack_transposed_panel(const typename Target::Elem* rows, index_t stride, index_t steps, index_t width,
-                           typename Target::Elem* out) {
+                           typename Target::Elem* out, index_t ahead = 0) {
   using Format = typename Target::Format;
   constexpr index_t kStep = Format::kStep, W = Target::Simd::W;
   for (index_t c = 0; c < width; c += W) {
     const auto* const from = rows + c * stride;
     auto* const to = out + c * kStep;
+    for (index_t n = ahead; 0 < n && n < ahead + W; ++n)
+      prefetch_row(from + n * stride, steps * kStep * static_cast<index_t>(sizeof(*from)));
     // The last block overlaps the one before it, so that nothing past the last k-step is touched.
     for (index_t step = 0; step < steps && steps >= W; step += W) {
       const index_t at = min_of(step, steps - W);
@@ -151,16 +181,19 @@ void pack_transposed(const typename Target::Elem* rows, index_t stride, const Pa
                                   b.panel(panel));
 }
 
-// k-steps [k_begin, k_end) of B = rows, from rows that begin at k_begin: k runs over rows, columns are features
-// (stride == b.columns).
+// k-steps [k_begin, k_end) of B = rows, from rows that begin at k_begin: k runs over rows, columns are features.
+// `ahead` as above.
 template <class Target>
 void pack_direct_rows(const typename Target::Elem* rows, index_t stride, index_t k_begin, index_t k_end,
-                      const Panels<Target>& b) {
+                      const Panels<Target>& b, index_t ahead = 0) {
   for (index_t panel = 0; panel < b.count(); ++panel) {
     auto* out = b.panel(panel) + k_begin * b.width(panel);
-    for (index_t k = 0; k < k_end - k_begin; k += b.kStep)
+    for (index_t k = 0; k < k_end - k_begin; k += b.kStep) {
+      for (index_t n = ahead; 0 < n && n < ahead + b.kStep && panel == 0; ++n)
+        prefetch_row(rows + (k + n) * stride, b.columns * static_cast<index_t>(sizeof(*rows)));
       for (index_t c = 0; c < b.width(panel); c += b.W, out += b.W * b.kStep)
         Target::Format::gather_step(rows + k * stride + b.begin(panel) + c, stride, out);
+    }
   }
 }
 

@@ -15,12 +15,10 @@ class PackedKeys {
   static constexpr index_t kWidth = Target::kWidth, kPanel = Target::kPanel, kPanels = kPackedKeys / kPanel;
 
  public:
-  // few: keys are packed for a few rows, where they are used (Approach::in_place).
-  PackedKeys(const Problem& p, const RowFormat<Target>& format, index_t block_keys, bool few)
+  PackedKeys(const Problem& p, const RowFormat<Target>& format, index_t block_keys)
       : p_(p),
         format_(format),
         keys_(block_keys),
-        few_(few),
         depth_(round_up(p.D, Target::kDepth)),
         k_stride_(round_up(p.D, kWidth)),
         v_stride_(round_up(p.Dv, kWidth)) {}
@@ -66,9 +64,10 @@ class PackedKeys {
       if (begin >= there) return;
       const index_t rows = min_of(width, there - begin);
       const Rows of_k = rows_of(p_.k, b, hk, first + begin, rows, width, p_.D, k_stride_, staging);
-      pack_transposed_panel<Target>(of_k.data, of_k.stride, depth_ / k_panels.kStep, width, k_panels.panel(panel));
+      pack_transposed_panel<Target>(of_k.data, of_k.stride, depth_ / k_panels.kStep, width, k_panels.panel(panel),
+                                    of_k.ahead);
       const Rows of_v = rows_of(p_.v, b, hk, first + begin, rows, width, p_.Dv, v_stride_, staging);
-      pack_direct_rows<Target>(of_v.data, of_v.stride, begin, begin + width, v_panels);
+      pack_direct_rows<Target>(of_v.data, of_v.stride, begin, begin + width, v_panels, of_v.ahead);
     }
   }
 
@@ -76,25 +75,25 @@ class PackedKeys {
   struct Rows {
     const Elem* data;
     index_t stride;
+    index_t ahead;  // See pack_transposed_panel.
   };
 
-  // Keys first .. first + keys - 1 as multiplicands: where they are if they are such in memory, else in `staging`. Many
-  // keys come from far away, and are asked for ahead on their way to staging.
+  // Keys first .. first + keys - 1 as multiplicands: where they are if they are such in memory, else in `staging`.
   Rows rows_of(const Operand& x, index_t b, index_t hk, index_t first, index_t keys, index_t padded, index_t features,
                index_t stride, Elem* staging) const {
-    if (few_ && format_.as_is && keys == padded && features == stride && x.row_stride % Target::Format::kStep == 0) {
+    if (format_.as_is && keys == padded && features == stride && x.row_stride % Target::Format::kStep == 0) {
       const KeyRun run = p_.keys_from(p_.sequence(b), b, first);
       if (run.count >= keys)
-        return {reinterpret_cast<const Elem*>(row_at(x, format_.size, run.batch, run.row, hk)), x.row_stride};
+        return {reinterpret_cast<const Elem*>(row_at(x, format_.size, run.batch, run.row, hk)), x.row_stride,
+                run.count >= keys + 2 * kPrefetchRows ? 2 * kPrefetchRows : 0};
     }
     load_keys(format_, p_, x, b, hk, first, keys, padded, features, stride, staging);
-    return {staging, stride};
+    return {staging, stride, 0};
   }
 
   const Problem& p_;
   const RowFormat<Target>& format_;
   const index_t keys_;
-  const bool few_;
   const index_t depth_, k_stride_, v_stride_;
 };
 

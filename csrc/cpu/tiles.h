@@ -214,7 +214,7 @@ FA_INLINE void multiply_tiles(typename Target::Tiles& tiles, const typename Targ
 template <class Target, bool Accumulate, bool FarC = false>
   requires Tiled<Target>
 void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin, index_t k_end,
-                    index_t first, index_t last, float* c, index_t c_stride) {
+                    index_t first, index_t last, float* c, index_t c_stride, bool = false) {
   static_assert(Target::kRows == kTileBlock && Target::kPanel == kTileBlock);
   typename Target::Tiles tiles;
   // Tile loads read what vectors and scalars wrote, which the compiler is to leave where it was.

@@ -218,3 +218,19 @@ def test_a_single_element():
     case = Case(lengths=((1, 1),), H=1, Hk=1, D=1)
     for dtype in cases.DTYPES:
         harness.check(replace(case, dtype=dtype))
+
+
+@DEGENERATE
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize(
+    "settings", [{"causal": True}, {"window_size": (5, 2)}, {"causal": True, "dropout_p": 0.5}], ids=str
+)
+@pytest.mark.parametrize("Sq, Sk", [(700, 300), (70, 3)])
+def test_nothing_is_left_of_the_call_before(Sq, Sk, settings, dtype):
+    """Memory is used again: a row that sees no key must not show what the last call had there."""
+    dtype = harness.TORCH_DTYPES[dtype]
+    q, k, v = (torch.randn(1, n, 2, 64).to(dtype) for n in (Sq, Sk, Sk))
+    bad = torch.full((1, 700, 2, 64), math.nan).to(dtype)
+    assert flash_attn_func(torch.randn(1, 1024, 2, 64).to(dtype), bad, bad).isnan().all()
+    out = flash_attn_func(q, k, v, **settings)
+    assert out.isfinite().all() and out[:, : Sq - Sk - 3].eq(0).all()

@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Rooms, PackedKeysTest,
 TEST_P(PackedKeysTest, AreFoundWhereRunsSay) {
   const auto [keys, room] = GetParam();
   const RowFormat<Target> format = row_format<Target>(DType::f32);
-  const PackedKeys<Target> packed(p, format, room, false);
+  const PackedKeys<Target> packed(p, format, room);
   std::vector<float> block(std::size_t(packed.block_elems()), -1.0f), staging(std::size_t(packed.staging_elems()));
   std::vector<index_t> there(std::size_t(packed.parts()), -1);
 
