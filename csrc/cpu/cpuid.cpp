@@ -97,12 +97,18 @@ Features detect_features() {
   return f;
 }
 
+bool asks_between_products() {
+  static const bool asks = made_by("AuthenticAMD");
+  return asks;
+}
+
 bool prefetches_into_l2() {
   static const bool into_l2 = made_by("AuthenticAMD") && family() <= 0x19;
   return into_l2;
 }
 #else
 Features detect_features() { return {}; }
+bool asks_between_products() { return false; }
 bool prefetches_into_l2() { return false; }
 #endif
 

@@ -14,10 +14,14 @@ struct Features {
 /// Asks the operating system for the tile registers.
 Features detect_features();
 
-/// Whether what is to be read soon is better asked for into L2 than into L1. A prefetch into L1 holds one of its few
-/// miss buffers (24 in Zen 4) for as long as memory takes, and so do the loads beside it: decoding read 8.8 GB/s on a
-/// core of a Zen 4 by such prefetches and 17 by those into L2. A Zen 5 gained nothing from those into L2 when it
-/// packed, and lost by them when it decoded; a Xeon does not care (docs/cpu-kernels.md).
+/// Whether products can hide asking for what the next task loads (forward_ahead.h): a few of AMD's cycles for each
+/// line, which is less than to wait for it later, unless it is in the caches already. A Xeon gained nothing.
+bool asks_between_products();
+
+/// Whether what decoding is to read soon is better asked for into L2 than into L1. A prefetch into L1 holds one of its
+/// few miss buffers (24 in Zen 4) for as long as memory takes, and so do the loads beside it: decoding read 8.8 GB/s on
+/// a core of a Zen 4 by such prefetches and 17 by those into L2. A Zen 5 loses by those into L2; a Xeon does not care
+/// (docs/cpu-kernels.md).
 bool prefetches_into_l2();
 
 }  // namespace flash_attn::cpu

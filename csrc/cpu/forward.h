@@ -136,7 +136,7 @@ class Forward {
     const index_t g = task % p_.group(), nth = task / p_.group();
     Block& block = begin(unit, g, plan_.alone ? nth : plan_.query_blocks - 1 - nth, s);
     if (block.rows == 0) return;
-    if (prefetches_into_l2()) block.next = ahead_.of(block, unit);
+    if (asks_between_products()) block.next = ahead_.of(block, unit);
     pack(block);
     strips_.attend(block, {plan_.first_key(block), block.keys.end}, s);
     strips_.clear_unseen(block, s);
