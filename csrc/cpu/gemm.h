@@ -225,8 +225,8 @@ FA_NOINLINE void multiply_panels(index_t panels, index_t steps, StripA<typename 
   watch = see;
 }
 
-// Most vectors of a part of a panel that has a whole one beside it computed with it: by itself it has too few
-// accumulators to hide the latency of its products. The registers hold as many beside a panel of four.
+// A part of a panel of no more vectors than this is computed together with a whole panel beside it: by itself it has
+// too few accumulators to hide the latency of its products. More do not fit in the registers beside a panel of four.
 template <class Target>
 inline constexpr int kJoins = Target::kPanelVectors == 4 ? 2 : 0;
 
