@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -13,6 +14,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+# Before any process group: imported later (DDP does, with torch.compile's machinery), its functions' default arguments
+# keep the group for ever, and gloo's threads with it, which abort the process when they meet the end of Python.
+import torch.distributed.nn
 import torch.nn.functional as F
 from gpt_data import Text, read_text
 from gpt_model import GPT, VOCABULARY, generate
@@ -64,6 +69,7 @@ class Processes:
         if self.world > 1:
             dist.barrier()
             dist.destroy_process_group()
+            gc.collect()  # a model still in a cycle holds the group, and so its threads
 
 
 class StopSignal:

@@ -7,12 +7,14 @@ computed in bf16. (In fp32 ring-flash-attn's own sums go wrong: its copy of the 
 """
 
 import functools
+import gc
 import inspect
 import sys
 import types
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before any process group: examples/gpt_training.py says why
 
 # ring-flash-attn 0.1.8 always imports its adapter for transformers, which needs a name that transformers 5 no longer
 # has. Its attention functions, which are the subject here, do not use the adapter.
@@ -158,6 +160,7 @@ def main(folder, rank, world_size):
         scenario(save)
     torch.save({"results": results, "calls": calls}, f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
+    gc.collect()  # what still holds the group keeps its threads
 
 
 if __name__ == "__main__":

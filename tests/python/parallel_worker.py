@@ -4,11 +4,13 @@ Every scenario builds a layer whole and split over ranks with the same numbers, 
 gradients of the input and parameters, those of this rank's part.
 """
 
+import gc
 import sys
 from functools import partial
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before any process group: examples/gpt_training.py says why
 import torch.nn.functional as F
 
 from flash_attn.modules.mha import MHA, ParallelMHA
@@ -149,6 +151,7 @@ def main(folder, rank, world_size):
         scenario(save)
     torch.save(results, f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
+    gc.collect()  # what still holds the group keeps its threads
 
 
 if __name__ == "__main__":

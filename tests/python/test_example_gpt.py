@@ -155,6 +155,31 @@ def test_two_processes_train_as_one(tmp_path, data):
         assert shared["held_out_loss"] == pytest.approx(single["held_out_loss"], abs=1e-4)
 
 
+THREADS_LEFT = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+from gpt_training import Processes, torch
+
+processes = Processes("threads", "cpu")
+processes.wrap(torch.nn.Linear(2, 2))
+processes.close()
+names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+assert not [name for name in names if "gloo" in name], names
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in Linux's /proc")
+def test_closed_processes_leave_no_thread(tmp_path):
+    """A thread of gloo that is still there when Python ends aborts the process, once in tens of runs."""
+    script = tmp_path / "threads_left.py"
+    script.write_text(THREADS_LEFT)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run([*launcher, str(script), str(EXAMPLES)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
