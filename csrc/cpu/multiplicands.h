@@ -65,7 +65,7 @@ struct Bf16Pairs {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + stride), _mm512_extracti64x4_epi64(both, 1));
   }
   // Not to the last place, which bf16 does not show; the LSE, which is fp32, stays within its tolerance.
-  static FA_INLINE V tanh_of_product(V x, V factor) { return tanh_by_exp2<32>(x, factor); }
+  static FA_INLINE V tanh_of_product(V x, V factor) { return tanh_by_exp2(x, factor); }
   // Lane by lane the pair (x, y): two rows of a matrix as k-steps of its transpose.
   static FA_INLINE void store_pairs(Elem* p, V x, V y) { _mm512_storeu_si512(p, in_pairs(round(x, y))); }
   // A pair is one word; Avx512Simd::transpose moves words and never reads their value.

@@ -58,9 +58,9 @@ FA_INLINE Avx512Vector zero_below(Avx512Vector y, Avx512Vector x, float bound) {
   return Avx512Vector(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(bound), _CMP_NLT_UQ), y.v));
 }
 FA_INLINE Avx512Vector softmax_weight(Avx512Vector x) { return weight_by_table<16>(x); }
-// The same in fewer instructions, where none of them has to share its pipeline with products: rounded down to a step,
-// so that vscalefps finds the same integer. No number on the way is subnormal.
-FA_INLINE Avx512Vector softmax_weight_in_turn(Avx512Vector x) {
+// 2^x in fewer instructions, where none of them has to share its pipeline with products, in two factors: what this
+// returns and, by vscalefps, the power of 2 below 2^x. Rounded down to a step, so that both mean the same integer.
+FA_INLINE __m512 exp2_mantissa(Avx512Vector x) {
   const __m512 low = _mm512_setr_ps(1.0f, 1.0218972f, 1.04427373f, 1.06714046f, 1.09050775f, 1.1143868f, 1.13878858f,
                                     1.1637249f, 1.18920708f, 1.21524739f, 1.24185777f, 1.26905096f, 1.29683959f,
                                     1.32523668f, 1.35425556f, 1.38390994f);
@@ -73,9 +73,14 @@ FA_INLINE Avx512Vector softmax_weight_in_turn(Avx512Vector x) {
   const __m512 step = _mm512_permutex2var_ps(low, _mm512_castps_si512(t), high);
   // (2^f - 1) / f on [0, 1/32]: relative error of 2^f 6.6e-8.
   const __m512 slope = _mm512_fmadd_ps(_mm512_set1_ps(0.2426527f), f, _mm512_set1_ps(0.69312376f));
-  const __m512 y = _mm512_fmadd_ps(_mm512_mul_ps(step, f), slope, step);
+  return _mm512_fmadd_ps(_mm512_mul_ps(step, f), slope, step);
+}
+// 0 and infinity for infinities.
+FA_INLINE Avx512Vector exp2_in_turn(Avx512Vector x) { return Avx512Vector(_mm512_scalef_ps(exp2_mantissa(x), x.v)); }
+// No number on the way is subnormal.
+FA_INLINE Avx512Vector softmax_weight_in_turn(Avx512Vector x) {
   const __mmask16 shows = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(kLeastWeight), _CMP_NLT_UQ);
-  return Avx512Vector(_mm512_maskz_scalef_ps(shows, y, x.v));
+  return Avx512Vector(_mm512_maskz_scalef_ps(shows, exp2_mantissa(x), x.v));
 }
 template <int Stage>
 FA_INLINE void weigh_beside_products(WeightInWork<Avx512Vector>& w) {
@@ -83,16 +88,6 @@ FA_INLINE void weigh_beside_products(WeightInWork<Avx512Vector>& w) {
 }
 FA_INLINE Avx512Vector softmax_weight_beside_products(Avx512Vector x) { return weight_by_adders<32>(x); }
 FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_rational(x); }
-template <int Steps>
-FA_INLINE Avx512Vector exp2_remainder(Avx512Vector y) {
-  static_assert(Steps == 16 || Steps == 32);
-  return Avx512Vector(_mm512_reduce_ps(y.v, (Steps == 16 ? 4 : 5) << 4));
-}
-// Compared as integers, which every pipeline does, negative floats are in the wrong order, but below all others.
-FA_INLINE Avx512Vector clamp_by_bits(Avx512Vector t, float low, float high) {
-  const __m512i least = _mm512_castps_si512(_mm512_set1_ps(low)), most = _mm512_castps_si512(_mm512_set1_ps(high));
-  return Avx512Vector(_mm512_castsi512_ps(_mm512_min_epi32(_mm512_max_epi32(_mm512_castps_si512(t.v), least), most)));
-}
 
 // 8 numbers of 32 bits, each in a lane of 64.
 struct Avx512Wide {

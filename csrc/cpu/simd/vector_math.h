@@ -114,16 +114,12 @@ FA_INLINE V select_between(V x, V begin, V end, V inside, V outside) {
 }
 
 // tanh(x * factor) = 1 - 1 / (1/2 + 2^y), y = 2 log2(e) x factor - 1: within 2.5e-7, so that what is small keeps few
-// digits, but with two thirds of the operations of tanh_rational. V provides exp2_remainder<Steps>(y), what rounding to
-// a multiple of 1 / Steps takes away, 0 for infinities; and clamp_by_bits(t, low, high), positive bounds, which may
-// turn NaN into a number.
-template <int Steps, class V>
+// digits, but with two thirds of the operations of tanh_rational. V provides exp2_in_turn(y) = 2^y, 0 and infinity
+// included.
+template <class V>
 FA_INLINE V tanh_by_exp2(V x, V factor) {
-  constexpr float kShift = kExp2Shift<Steps>;
   const V y = fma(x, factor * V(2.885390082f), V(-1.0f));
-  const V step = exp2_steps<Steps>(clamp_by_bits(y + V(kShift), kShift - 60.0f, kShift + 60.0f));
-  const V f = exp2_remainder<Steps>(y);
-  return V(1.0f) - V(1.0f) / (V(0.5f) + fma(step * f, exp2_slope<Steps>(f), step));
+  return V(1.0f) - V(1.0f) / (V(0.5f) + exp2_in_turn(y));
 }
 
 }  // namespace flash_attn::cpu

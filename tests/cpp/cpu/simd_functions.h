@@ -46,7 +46,7 @@ struct SimdFunctionsOf {
   }
   static void tanh_by_exp2_of(const float* in, index_t n, float* out) {
     for (index_t i = 0; i < n; i += Simd::W)
-      Simd::store(out + i, tanh_by_exp2<32>(Simd::load(in + i), typename Simd::V(kTanhFactor)));
+      Simd::store(out + i, tanh_by_exp2(Simd::load(in + i), typename Simd::V(kTanhFactor)));
   }
   // A template, so that only what is asked for is compiled.
   template <bool HasTableOf32 = false>
