@@ -44,7 +44,7 @@ class Backward {
         format_(row_format<Target>(p_.dtype)),
         units_(p_),
         addend_(p_),
-        tiles_(backward_tiles(p_.D, p_.Dv, sizeof(Elem))),
+        tiles_(tiles_for(units_.longest_q())),
         gradients_(p_, addend_, tiles_),
         pitch_(gradient_pitch<Target>(tiles_)),
         depth_(round_up(p_.D, kDepth)),
@@ -96,6 +96,12 @@ class Backward {
   }
 
  private:
+  Tiles tiles_for(index_t longest_q) const {
+    Tiles t = backward_tiles(p_.D, p_.Dv, sizeof(Elem), kRows);
+    t.queries = min_of(t.queries, round_up(max_of<index_t>(longest_q, 1), kKeyAlign));
+    return t;
+  }
+
   QueryBlock carve_block(char* base) const {
     Carver c(base);
     QueryBlock q{};
