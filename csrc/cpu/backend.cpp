@@ -163,8 +163,8 @@ class CpuBackend final : public Backend {
     const bool forward = pass == Pass::forward;
     const Kernels& chosen = choose_kernels(p, &e.reasons);
     const Kernels& kernels = forward ? longest_forward_kernels(p, chosen, e.reasons) : chosen;
-    const Tiles tiles =
-        forward ? forward_tiles_of(p, kernels, e.reasons) : backward_tiles(p.D, p.Dv, kernels.elem_size, kernels.strip_rows);
+    const Tiles tiles = forward ? forward_tiles_of(p, kernels, e.reasons)
+                                : backward_tiles(p.D, p.Dv, kernels.elem_size, kernels.strip_rows);
     const auto number = [](index_t n) { return std::to_string(n); };
     e.backend = name();
     e.instruction_set = kernels.instruction_set;

@@ -74,14 +74,6 @@ class BackwardGradients {
   }
 
  private:
-  // Between products in tiles, which leave both pipelines of multipliers idle.
-  static FA_INLINE V weight_of(V x) {
-    if constexpr (Target::kTiled)
-      return softmax_weight_in_turn(x);
-    else
-      return softmax_weight(x);
-  }
-
   // Rows side by side: one alone would wait for its own results. Edges: none where all is seen. Added: whether there is
   // an addend. More: whether scores may be more than products times a factor. What is known here needs no branch below.
   template <class EdgesOrNone, class Added, class More>
@@ -105,7 +97,7 @@ class BackwardGradients {
           score = score + (per_query ? Simd::load(addend + i) : V(*addend));
         }
         // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
-        V p = weight_of(vmin(zero, score - Simd::load(lse + i)));
+        V p = softmax_weight(vmin(zero, score - Simd::load(lse + i)));
         const std::uint8_t* const kept = s.dropout + (strip.row + t) * ld / 8;
         if (more && dropout.active) dp = Simd::keep_where(dp, kept, i) * V(Real(dropout.keep_scale));
         ds[t] = p * (dp - Simd::load(delta + i));

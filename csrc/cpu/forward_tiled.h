@@ -196,7 +196,7 @@ class ForwardTiled {
         for (int v = 0; v < kStep; ++v) {
           const V x = exponent<Kind>(row, products + i * kScores, addend[i], columns.begin, n + v);
           tops[v] = vmax(tops[v], x);
-          weights[v] = softmax_weight_in_turn(x);
+          weights[v] = softmax_weight(x);
           sums[v] = sums[v] + weights[v];
           if constexpr (Kind::kDropped)
             weights[v] =

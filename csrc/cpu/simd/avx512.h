@@ -33,33 +33,19 @@ FA_INLINE Avx512Vector select_less(Avx512Vector a, Avx512Vector b, Avx512Vector 
 }
 template <int Steps>
 FA_INLINE Avx512Vector exp2_steps(Avx512Vector t) {
-  static_assert(Steps == 16 || Steps == 32);
+  static_assert(Steps == 32);
+  const __m512 low = _mm512_setr_ps(1.0f, 0.995323598f, 0.990886867f, 0.98669523f, 0.982753873f, 0.979068398f,
+                                    0.97564429f, 0.97248745f, 0.969603539f, 0.966998696f, 0.964678884f, 0.962650478f,
+                                    0.960919797f, 0.959493339f, 0.958377779f, 0.95757997f);
+  const __m512 high = _mm512_setr_ps(0.957106769f, 0.956965387f, 0.957163095f, 0.957707226f, 0.958605409f, 0.959865451f,
+                                     0.961495161f, 0.963502765f, 0.965896428f, 0.968684673f, 0.971876085f, 0.975479543f,
+                                     0.979504049f, 0.98395884f, 0.988853276f, 0.994197071f);
   const __m512i n = _mm512_castps_si512(t.v);
-  __m512 entry;
-  if constexpr (Steps == 16) {
-    entry = _mm512_permutexvar_ps(
-        n, _mm512_setr_ps(1.0f, 0.990886867f, 0.982753873f, 0.97564429f, 0.969603539f, 0.964678884f, 0.960919797f,
-                          0.958377779f, 0.957106769f, 0.957163095f, 0.958605409f, 0.961495161f, 0.965896428f,
-                          0.971876085f, 0.979504049f, 0.988853276f));
-  } else {
-    const __m512 low = _mm512_setr_ps(1.0f, 0.995323598f, 0.990886867f, 0.98669523f, 0.982753873f, 0.979068398f,
-                                      0.97564429f, 0.97248745f, 0.969603539f, 0.966998696f, 0.964678884f, 0.962650478f,
-                                      0.960919797f, 0.959493339f, 0.958377779f, 0.95757997f);
-    const __m512 high = _mm512_setr_ps(
-        0.957106769f, 0.956965387f, 0.957163095f, 0.957707226f, 0.958605409f, 0.959865451f, 0.961495161f, 0.963502765f,
-        0.965896428f, 0.968684673f, 0.971876085f, 0.975479543f, 0.979504049f, 0.98395884f, 0.988853276f, 0.994197071f);
-    entry = _mm512_permutex2var_ps(low, n, high);
-  }
-  constexpr int kExponent = Steps == 16 ? 19 : 18;
-  return Avx512Vector(
-      _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(entry), _mm512_slli_epi32(n, kExponent))));
+  const __m512i entry = _mm512_castps_si512(_mm512_permutex2var_ps(low, n, high));
+  return Avx512Vector(_mm512_castsi512_ps(_mm512_add_epi32(entry, _mm512_slli_epi32(n, 18))));
 }
-FA_INLINE Avx512Vector zero_below(Avx512Vector y, Avx512Vector x, float bound) {
-  return Avx512Vector(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(bound), _CMP_NLT_UQ), y.v));
-}
-FA_INLINE Avx512Vector softmax_weight(Avx512Vector x) { return weight_by_table<16>(x); }
-// 2^x in fewer instructions, where none of them has to share its pipeline with products, in two factors: what this
-// returns and, by vscalefps, the power of 2 below 2^x. Rounded down to a step, so that both mean the same integer.
+// 2^x where no instruction of it has to share its pipeline with products, in two factors: what this returns and, by
+// vscalefps, the power of 2 below 2^x. Rounded down to a step, so that both mean the same integer.
 FA_INLINE __m512 exp2_mantissa(Avx512Vector x) {
   const __m512 low = _mm512_setr_ps(1.0f, 1.0218972f, 1.04427373f, 1.06714046f, 1.09050775f, 1.1143868f, 1.13878858f,
                                     1.1637249f, 1.18920708f, 1.21524739f, 1.24185777f, 1.26905096f, 1.29683959f,
@@ -76,9 +62,9 @@ FA_INLINE __m512 exp2_mantissa(Avx512Vector x) {
   return _mm512_fmadd_ps(_mm512_mul_ps(step, f), slope, step);
 }
 // 0 and infinity for infinities.
-FA_INLINE Avx512Vector exp2_in_turn(Avx512Vector x) { return Avx512Vector(_mm512_scalef_ps(exp2_mantissa(x), x.v)); }
+FA_INLINE Avx512Vector vexp2(Avx512Vector x) { return Avx512Vector(_mm512_scalef_ps(exp2_mantissa(x), x.v)); }
 // No number on the way is subnormal.
-FA_INLINE Avx512Vector softmax_weight_in_turn(Avx512Vector x) {
+FA_INLINE Avx512Vector softmax_weight(Avx512Vector x) {
   const __mmask16 shows = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(kLeastWeight), _CMP_NLT_UQ);
   return Avx512Vector(_mm512_maskz_scalef_ps(shows, exp2_mantissa(x), x.v));
 }

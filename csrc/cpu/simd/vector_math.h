@@ -114,12 +114,12 @@ FA_INLINE V select_between(V x, V begin, V end, V inside, V outside) {
 }
 
 // tanh(x * factor) = 1 - 1 / (1/2 + 2^y), y = 2 log2(e) x factor - 1: within 2.5e-7, so that what is small keeps few
-// digits, but with two thirds of the operations of tanh_rational. V provides exp2_in_turn(y) = 2^y, 0 and infinity
+// digits, but with two thirds of the operations of tanh_rational. V provides vexp2(y) = 2^y, 0 and infinity
 // included.
 template <class V>
 FA_INLINE V tanh_by_exp2(V x, V factor) {
   const V y = fma(x, factor * V(2.885390082f), V(-1.0f));
-  return V(1.0f) - V(1.0f) / (V(0.5f) + exp2_in_turn(y));
+  return V(1.0f) - V(1.0f) / (V(0.5f) + vexp2(y));
 }
 
 }  // namespace flash_attn::cpu

@@ -16,8 +16,6 @@ struct SimdFunctions {
   // n is a multiple of `lanes`.
   void (*softmax_weight)(const float* in, index_t n, float* out);
   void (*softmax_weight_beside_products)(const float* in, index_t n, float* out);
-  // Null where there is none.
-  void (*softmax_weight_in_turn)(const float* in, index_t n, float* out);
   void (*from_products)(const float* in, index_t n, float* out);
   void (*tanh)(const float* in, index_t n, float* out);
   // tanh_by_exp2(in, kTanhFactor), null where there is none.
@@ -35,9 +33,6 @@ struct SimdFunctionsOf {
   static void weight_beside_products_of(const float* in, index_t n, float* out) {
     for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, softmax_weight_beside_products(Simd::load(in + i)));
   }
-  static void weight_in_turn_of(const float* in, index_t n, float* out) {
-    for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, softmax_weight_in_turn(Simd::load(in + i)));
-  }
   static void from_products_of(const float* in, index_t n, float* out) {
     for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, Simd::from_products(Simd::load(in + i)));
   }
@@ -49,16 +44,14 @@ struct SimdFunctionsOf {
       Simd::store(out + i, tanh_by_exp2(Simd::load(in + i), typename Simd::V(kTanhFactor)));
   }
   // A template, so that only what is asked for is compiled.
-  template <bool HasTableOf32 = false>
+  template <bool HasTanhByExp2 = false>
   static constexpr SimdFunctions table(const char* name) {
-    void (*in_turn)(const float*, index_t, float*) = nullptr;
     void (*by_exp2)(const float*, index_t, float*) = nullptr;
-    if constexpr (HasTableOf32) in_turn = weight_in_turn_of, by_exp2 = tanh_by_exp2_of;
+    if constexpr (HasTanhByExp2) by_exp2 = tanh_by_exp2_of;
     return {name,
             Simd::W,
             weight_of,
             weight_beside_products_of,
-            in_turn,
             from_products_of,
             tanh_of,
             by_exp2,
