@@ -120,7 +120,7 @@ class Backward {
     Carver c(base);
     Scratch s{};
     const index_t keys = round_up(tiles_.keys, kRows), queries = tiles_.queries;
-    s.rows = c.take<Elem>(queries * max_of(stride_, v_stride_));
+    s.staging = c.take<Elem>(Panels<Target>::kPanel * max_of(stride_, v_stride_));
     s.k = c.take<Elem>(keys * stride_);
     s.v = c.take<Elem>(keys * v_stride_);
     s.k_direct = c.take<Elem>(keys * stride_);
@@ -161,26 +161,36 @@ class Backward {
   Range key_blocks_of(const Rows& r) const { return {r.keys.begin / tiles_.keys, ceil_div(r.keys.end, tiles_.keys)}; }
 
   void pack(const Rows& r, const QueryBlock& q, const Scratch& s) const {
-    const index_t row = r.sequence.q_begin + r.first, padded = round_up(r.count, kWidth);
-    load_dout(r, q, s);
-    pack_transposed<Target>(s.rows, v_stride_, {q.dout_transposed, v_depth_, padded});
-    pack_direct<Target>(s.rows, v_stride_, {q.dout_direct, padded, v_stride_});
-    load_rows(format_, row_at(p_.q, format_.size, r.b, row, r.h), p_.q.row_stride * format_.size, r.count, padded, p_.D,
-              stride_, s.rows);
-    pack_transposed<Target>(s.rows, stride_, {q.q_transposed, depth_, padded});
-    pack_direct<Target>(s.rows, stride_, {q.q_direct, padded, stride_});
+    const index_t padded = round_up(r.count, kWidth);
+    pack_both_ways(r, f_.dout, p_.Dv, {q.dout_transposed, v_depth_, padded}, {q.dout_direct, padded, v_stride_}, s);
+    load_statistics(r, q);
+    pack_both_ways(r, p_.q, p_.D, {q.q_transposed, depth_, padded}, {q.q_direct, padded, stride_}, s);
   }
 
-  // Rows of dout into s.rows, with what a row has beside: delta = rowsum(dout * out) - dlse, and the LSE in log2 units;
-  // +inf makes every probability of an empty row 0.
-  void load_dout(const Rows& r, const QueryBlock& q, const Scratch& s) const {
+  // Rows of q or dout with queries in the lanes and with features in the lanes, panel by panel of the former, so that
+  // they come from L1 the second time.
+  void pack_both_ways(const Rows& r, const Operand& x, index_t features, const Panels<Target>& transposed,
+                      const Panels<Target>& direct, const Scratch& s) const {
+    for (index_t panel = 0; panel < transposed.count(); ++panel) {
+      const index_t begin = transposed.begin(panel), width = transposed.width(panel), left = r.count - begin;
+      const char* const source = row_at(x, format_.size, r.b, r.sequence.q_begin + r.first + begin, r.h);
+      const RowsToPack<Target> rows =
+          rows_to_pack(format_, x, source, left, min_of(width, left), width, features, direct.columns, s.staging);
+      pack_transposed_panel<Target>(rows.data, rows.stride, transposed.depth / kStep, width, transposed.panel(panel),
+                                    rows.ahead);
+      pack_direct_rows<Target>(rows.data, rows.stride, begin, begin + width, direct);
+    }
+  }
+
+  // What a row has beside dout: delta = rowsum(dout * out) - dlse, and the LSE in log2 units; +inf makes every
+  // probability of an empty row 0.
+  void load_statistics(const Rows& r, const QueryBlock& q) const {
     const index_t at = p_.lse_offset(r.b, r.h) + r.first, padded = round_up(r.count, kWidth);
     const Real* const lse = static_cast<const Real*>(f_.lse) + at;
     Real* const softmax_d = static_cast<Real*>(f_.softmax_d) + at;
-    const index_t row = r.sequence.q_begin + r.first, bytes = f_.dout.row_stride * format_.size;
-    const char* const dout = row_at(f_.dout, format_.size, r.b, row, r.h);
-    load_rows(format_, dout, bytes, r.count, padded, p_.Dv, v_stride_, s.rows);
-    format_.dot_rows(dout, bytes, row_at(f_.out, format_.size, r.b, row, r.h), f_.out.row_stride * format_.size,
+    const index_t row = r.sequence.q_begin + r.first;
+    const auto rows = [&](const Operand& x) { return row_at(x, format_.size, r.b, row, r.h); };
+    format_.dot_rows(rows(f_.dout), f_.dout.row_stride * format_.size, rows(f_.out), f_.out.row_stride * format_.size,
                      r.count, p_.Dv, q.delta);
     const Real* const dlse = f_.dlse ? static_cast<const Real*>(f_.dlse) + at : nullptr;
     for (index_t i = 0; i < r.count; ++i) {
@@ -195,7 +205,7 @@ class Backward {
   void rows_without_keys(const Rows& r, const Worker& worker) const {
     const index_t slot = worker.slots.take(worker.index);
     const QueryBlock q = carve_block(worker.blocks + slot * block_bytes_);
-    load_dout(r, q, worker.scratch);
+    load_statistics(r, q);
     fill(q.dq, 0, r.count * stride_, Real(0));
     store_dq(r, q);
     worker.slots.give(slot, worker.index);

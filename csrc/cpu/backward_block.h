@@ -45,7 +45,8 @@ struct BackwardScratch {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
 
-  Elem *rows, *k, *v;      // keys (or queries, in rows) x stride: multiplicands
+  Elem* staging;           // rows of q or dout on their way into a panel
+  Elem *k, *v;             // keys x stride: multiplicands
   Elem* k_direct;          // B operand (keys, D)
   Real *dk, *dv;           // keys x stride
   Real *scores, *dp;       // kRows x gradient_pitch each: S^T then P^T; dP^T then dS^T

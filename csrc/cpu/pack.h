@@ -197,6 +197,26 @@ void pack_direct_rows(const typename Target::Elem* rows, index_t stride, index_t
   }
 }
 
+// Rows as multiplicands, `stride` elements apart, to be packed with rows `ahead` of them asked for.
+template <class Target>
+struct RowsToPack {
+  const typename Target::Elem* data;
+  index_t stride, ahead;
+};
+
+// `padded` rows of x from `source` on, of which `rows` exist: where they are, if they are multiplicands there and
+// `stride` features long, else in `staging`. From there on `run` rows lie one after another in memory.
+template <class Target>
+RowsToPack<Target> rows_to_pack(const RowFormat<Target>& format, const Operand& x, const char* source, index_t run,
+                                index_t rows, index_t padded, index_t features, index_t stride,
+                                typename Target::Elem* staging) {
+  constexpr index_t kAhead = 2 * kPrefetchRows;
+  if (format.as_is && rows == padded && features == stride && x.row_stride % Target::Format::kStep == 0)
+    return {reinterpret_cast<const typename Target::Elem*>(source), x.row_stride, run >= rows + kAhead ? kAhead : 0};
+  load_rows(format, source, x.row_stride * format.size, rows, padded, features, stride, staging);
+  return {staging, stride, 0};
+}
+
 template <class Target>
 void pack_direct(const typename Target::Elem* rows, index_t stride, const Panels<Target>& b) {
   pack_direct_rows<Target>(rows, stride, 0, b.depth, b);
