@@ -64,7 +64,7 @@ struct DirectFormat<Target<SimdT, Bf16Pairs, Rows, PanelVectors>, BFloat16> {
 #endif
 
 // Rows of K or V: those of a key head start `offset` elements after the addresses. `ahead` is what to ask for
-// meanwhile.
+// meanwhile: after products, whose loads would have to wait behind what is asked for.
 struct DirectRows {
   const void* const* address;
   index_t offset;
@@ -99,7 +99,7 @@ void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const
   constexpr int W = Simd::W, R = W == 16 ? 4 : 2, N = W / R;
   constexpr index_t kLine = kCacheLine / index_t(sizeof(T));
   static_assert(Target::kRows % R == 0);
-  const index_t whole = D / Direct::kLength * Direct::kLength;
+  const index_t whole = D / Direct::kLength * Direct::kLength, lines = N * ceil_div(D, kLine);
   LinesAhead ahead(rows.ahead);
   for (index_t n = begin; n < end; n += N) {
     const T* row[N];
@@ -108,14 +108,9 @@ void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const
       V sum[W];
       for (int i = 0; i < W; ++i) sum[i] = V(typename Target::Real(0));
       const auto* const queries = q + r * q_stride;
-      for (index_t d = 0; d < whole; d += Direct::kLength) {
-        for (int k = 0; k < N && r == 0 && d % kLine == 0; ++k) ahead.template ask<Into>();
-        dot_step<Target, T, R, N>(queries, q_stride, row, d, sum);
-      }
-      if (whole < D) {
-        for (int k = 0; k < N && r == 0 && whole % kLine == 0; ++k) ahead.template ask<Into>();
-        dot_step<Target, T, R, N>(queries, q_stride, row, whole, sum, D - whole);
-      }
+      for (index_t d = 0; d < whole; d += Direct::kLength) dot_step<Target, T, R, N>(queries, q_stride, row, d, sum);
+      if (whole < D) dot_step<Target, T, R, N>(queries, q_stride, row, whole, sum, D - whole);
+      for (index_t line = 0; line < lines && r == 0; ++line) ahead.template ask<Into>();
       alignas(64) typename Target::Real sums[W];
       Simd::store(sums, Simd::sum_each(sum));
       for (int i = 0; i < R; ++i) {
@@ -155,8 +150,6 @@ FA_INLINE void accumulate_columns(const typename Target::Elem* p, const DirectRo
   for (index_t n = begin; n < end; n += kStep) {
     const index_t last = min_of(n + kStep - 1, end - 1);
     const T* const row[2] = {rows.row<T>(n), rows.row<T>(last)};
-    for (index_t c = 0; c < kWidth && (kWidth >= kLine || at % kLine == 0) && (Whole || at + c < features); c += kLine)
-      for (index_t k = 0; k < kStep; ++k) ahead.template ask<Into>();
     decltype(Direct::load(row[0])) column[N];
     for (int c = 0; c < N; c += Direct::kVectors) {
       const index_t from = at + c * Simd::W;
@@ -169,6 +162,8 @@ FA_INLINE void accumulate_columns(const typename Target::Elem* p, const DirectRo
       const auto weight = Target::Format::broadcast(p + r * kDirectKeys + n);
       for (int c = 0; c < N; ++c) sum[r][c] = Target::Format::multiply_add(weight, column[c], sum[r][c]);
     }
+    for (index_t c = 0; c < kWidth && (kWidth >= kLine || at % kLine == 0) && (Whole || at + c < features); c += kLine)
+      for (index_t k = 0; k < kStep; ++k) ahead.template ask<Into>();
   }
   for (int r = 0; r < Target::kRows; ++r)
     for (int c = 0; c < N; ++c) Simd::store(sums + r * stride + at + c * Simd::W, sum[r][c]);

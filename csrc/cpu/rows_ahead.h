@@ -1,20 +1,28 @@
 // Memory that is asked for ahead of its turn.
 #pragma once
 
+#include <cstdint>
+
 #include "cpu/target.h"
 #include "cpu/workspace.h"
 
 namespace flash_attn::cpu {
 
-// Where memory that is asked for ahead of its turn goes: into L1, or into L2 only (see prefetches_into_l2). The latter
-// waits for the translation of its address, which is therefore asked for before, by one line of each row.
+// Where memory that is asked for ahead of its turn goes: into L1, or into L2 only (see prefetches_into_l2). Before
+// either, a bit of it is asked for kFarRows earlier. A prefetch into L2 waits for the translation of its address, which
+// one line of each row takes care of. One into L1 holds a miss buffer as long as memory takes; a line of each KB, into
+// L2, has the address translated and the processor's own prefetchers begin by then.
 struct IntoL1 {
   static FA_INLINE void ask(const void* line) { FA_PREFETCH(line); }
+  static FA_INLINE void ask_far(const void* line) {
+    if (reinterpret_cast<std::uintptr_t>(line) % 1024 < kCacheLine) FA_PREFETCH_L2(line);
+  }
   static FA_INLINE void begin_row(const void* const*) {}
 };
 struct IntoL2 {
   static FA_INLINE void ask(const void* line) { FA_PREFETCH_L2(line); }
-  static FA_INLINE void begin_row(const void* const* row) { FA_PREFETCH(row[kRowsToTranslate]); }
+  static FA_INLINE void ask_far(const void*) {}
+  static FA_INLINE void begin_row(const void* const* row) { FA_PREFETCH(row[kFarRows]); }
 };
 
 // Rows ahead of the one in work that are asked for: those of one head lie too far apart for the caches' own
@@ -38,8 +46,8 @@ struct RowsToAsk {
   index_t offset, bytes;
 };
 
-// Their lines, one by one. As long as no more are asked for than n rows have, the addresses of n + 1 are read, and
-// those that IntoL2 translates.
+// Their lines, one by one. As long as no more are asked for than n rows have, the addresses of n + 1 rows are read, and
+// those of as many kFarRows on.
 class LinesAhead {
  public:
   FA_INLINE explicit LinesAhead(const RowsToAsk& rows) : rows_(&rows), row_(rows.first) { begin_row(); }
@@ -48,7 +56,8 @@ class LinesAhead {
   template <class Into>
   FA_INLINE void ask() {
     Into::ask(line_);
-    line_ += kCacheLine;
+    Into::ask_far(far_);
+    line_ += kCacheLine, far_ += kCacheLine;
     if (line_ < end_) return;
     Into::begin_row(++row_);
     begin_row();
@@ -58,12 +67,14 @@ class LinesAhead {
   FA_INLINE void begin_row() {
     line_ = static_cast<const char*>(*row_) + rows_->offset;
     end_ = line_ + rows_->bytes;
+    far_ = static_cast<const char*>(row_[kFarRows]) + rows_->offset;
   }
 
   const RowsToAsk* rows_;
   const void* const* row_;
   const char* line_;
   const char* end_;
+  const char* far_;
 };
 
 // Rows of a head for the strips of a block to ask for, too far apart for the processor's own prefetchers. Forced

@@ -171,11 +171,11 @@ HEADS = {"one": (1, 1), "mha": (2, 2), "gqa": (6, 2), "mqa": (3, 1)}
 
 # Sq, Sk of each sequence; two query blocks and three key blocks (two where D < 128, but in "wide") in at least one of
 # them, or many of either.
-DENSE_LENGTHS = {"wide": ((270, 4180),) * 2, "tall": ((2100, 67),) * 2, "square": ((2060, 2060),)}
+DENSE_LENGTHS = {"wide": ((530, 4180),) * 2, "tall": ((2100, 67),) * 2, "square": ((2060, 2060),)}
 VARLEN_LENGTHS = {
-    "ragged": ((270, 2100), (1, 1), (130, 40), (5, 129)),
-    "empty ends": ((0, 40), (300, 300), (260, 2070), (0, 0), (33, 0)),
-    "tall": ((3, 2), (1100, 67), (0, 7), (257, 2065)),
+    "ragged": ((530, 2100), (1, 1), (130, 40), (5, 129)),
+    "empty ends": ((0, 40), (300, 300), (530, 2070), (0, 0), (33, 0)),
+    "tall": ((3, 2), (1100, 67), (0, 7), (530, 2065)),
     "self": ((40, 40), (0, 0), (2055, 2055), (1, 1)),
 }
 FEATURES: Dict[str, Sequence] = {

@@ -44,12 +44,12 @@ def test_blocks_are_spanned():
 
     The dense ones have three for every head dim, those of VARLEN_LENGTHS for D >= 128.
     """
-    assert any(Sq > 256 and Sk > 4096 for Sq, Sk in cases.DENSE_LENGTHS["wide"])
+    assert any(Sq > 512 and Sk > 4096 for Sq, Sk in cases.DENSE_LENGTHS["wide"])
     for pairs in (*cases.DENSE_LENGTHS.values(), *cases.VARLEN_LENGTHS.values()):
-        assert any(Sq > 256 and Sk > 2048 for Sq, Sk in pairs) or any(Sq > 2048 for Sq, _ in pairs)
+        assert any(Sq > 512 and Sk > 2048 for Sq, Sk in pairs) or any(Sq > 2048 for Sq, _ in pairs)
     for D, dtype in itertools.product(cases.HEAD_DIMS, harness.TORCH_DTYPES.values()):
         q = torch.zeros(1, 1, 1, D, dtype=dtype, requires_grad=True)
         explanation = flash_attn.explain(q, q, q)
         for each in (explanation, explanation.backward):
             queries, keys = (int(n) for n in re.search(r"(\d+) queries x (\d+) keys", each.tile).groups())
-            assert queries <= 256 and keys <= (2048 if D < 128 else 1024), each.tile
+            assert queries <= 512 and keys <= (2048 if D < 128 else 1024), each.tile

@@ -11,15 +11,16 @@ namespace flash_attn::cpu {
 namespace {
 
 struct Recorded {
-  static inline std::vector<const char*> lines;
+  static inline std::vector<const char*> lines, far;
   static inline std::vector<const void* const*> rows;
   static void ask(const void* line) { lines.push_back(static_cast<const char*>(line)); }
+  static void ask_far(const void* line) { far.push_back(static_cast<const char*>(line)); }
   static void begin_row(const void* const* row) { rows.push_back(row); }
 };
 
 class LinesAheadTest : public testing::TestWithParam<index_t> {
  protected:
-  void SetUp() override { Recorded::lines.clear(), Recorded::rows.clear(); }
+  void SetUp() override { Recorded::lines.clear(), Recorded::far.clear(), Recorded::rows.clear(); }
 };
 
 // Rows of whole lines, and of a part of their last one (80 bf16 features).
@@ -30,18 +31,22 @@ TEST_P(LinesAheadTest, AreThoseOfTheRowsInTheirOrder) {
   const index_t bytes = GetParam(), lines = ceil_div(bytes, kCacheLine);
   std::vector<char> memory(std::size_t(4 * kRows * (bytes + kOffset)));
   // Rows of pages are in any order. One address more than rows is read.
-  const void* addresses[kRows + 1];
-  for (index_t n = 0; n <= kRows; ++n) addresses[n] = memory.data() + (3 * n % kRows) * (bytes + kOffset);
+  const void* addresses[kRows + 1 + kFarRows];
+  for (index_t n = 0; n <= kRows + kFarRows; ++n) addresses[n] = memory.data() + (3 * n % 4) * (bytes + kOffset);
 
   const RowsToAsk rows{addresses, kOffset, bytes};
   LinesAhead ahead(rows);
   for (index_t n = 0; n < kRows * lines; ++n) ahead.ask<Recorded>();
 
   ASSERT_EQ(Recorded::lines.size(), std::size_t(kRows * lines));
-  for (index_t n = 0; n < kRows * lines; ++n)
-    EXPECT_EQ(Recorded::lines[std::size_t(n)],
-              static_cast<const char*>(addresses[n / lines]) + kOffset + n % lines * kCacheLine)
-        << "line " << n;
+  ASSERT_EQ(Recorded::far.size(), std::size_t(kRows * lines));
+  for (index_t n = 0; n < kRows * lines; ++n) {
+    const auto line_of = [&](const void* row) {
+      return static_cast<const char*>(row) + kOffset + n % lines * kCacheLine;
+    };
+    EXPECT_EQ(Recorded::lines[std::size_t(n)], line_of(addresses[n / lines])) << "line " << n;
+    EXPECT_EQ(Recorded::far[std::size_t(n)], line_of(addresses[n / lines + kFarRows])) << "line " << n;
+  }
   ASSERT_EQ(Recorded::rows.size(), std::size_t(kRows));
   for (index_t n = 0; n < kRows; ++n) EXPECT_EQ(Recorded::rows[std::size_t(n)], addresses + n + 1);
 }
