@@ -64,7 +64,7 @@ struct DirectFormat<Target<SimdT, Bf16Pairs, Rows, PanelVectors>, BFloat16> {
 #endif
 
 // Rows of K or V: those of a key head start `offset` elements after the addresses. `ahead` is what to ask for
-// meanwhile: after products, whose loads would have to wait behind what is asked for.
+// meanwhile.
 struct DirectRows {
   const void* const* address;
   index_t offset;
@@ -108,9 +108,18 @@ void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const
       V sum[W];
       for (int i = 0; i < W; ++i) sum[i] = V(typename Target::Real(0));
       const auto* const queries = q + r * q_stride;
-      for (index_t d = 0; d < whole; d += Direct::kLength) dot_step<Target, T, R, N>(queries, q_stride, row, d, sum);
-      if (whole < D) dot_step<Target, T, R, N>(queries, q_stride, row, whole, sum, D - whole);
-      for (index_t line = 0; line < lines && r == 0; ++line) ahead.template ask<Into>();
+      const auto ask_before = [&](index_t d) {
+        for (int k = 0; k < N && !Into::kAfterProducts && r == 0 && d % kLine == 0; ++k) ahead.template ask<Into>();
+      };
+      for (index_t d = 0; d < whole; d += Direct::kLength) {
+        ask_before(d);
+        dot_step<Target, T, R, N>(queries, q_stride, row, d, sum);
+      }
+      if (whole < D) {
+        ask_before(whole);
+        dot_step<Target, T, R, N>(queries, q_stride, row, whole, sum, D - whole);
+      }
+      for (index_t line = 0; line < lines && Into::kAfterProducts && r == 0; ++line) ahead.template ask<Into>();
       alignas(64) typename Target::Real sums[W];
       Simd::store(sums, Simd::sum_each(sum));
       for (int i = 0; i < R; ++i) {
@@ -150,6 +159,12 @@ FA_INLINE void accumulate_columns(const typename Target::Elem* p, const DirectRo
   for (index_t n = begin; n < end; n += kStep) {
     const index_t last = min_of(n + kStep - 1, end - 1);
     const T* const row[2] = {rows.row<T>(n), rows.row<T>(last)};
+    const auto ask = [&] {
+      for (index_t c = 0; c < kWidth && (kWidth >= kLine || at % kLine == 0) && (Whole || at + c < features);
+           c += kLine)
+        for (index_t k = 0; k < kStep; ++k) ahead.template ask<Into>();
+    };
+    if constexpr (!Into::kAfterProducts) ask();
     decltype(Direct::load(row[0])) column[N];
     for (int c = 0; c < N; c += Direct::kVectors) {
       const index_t from = at + c * Simd::W;
@@ -162,8 +177,7 @@ FA_INLINE void accumulate_columns(const typename Target::Elem* p, const DirectRo
       const auto weight = Target::Format::broadcast(p + r * kDirectKeys + n);
       for (int c = 0; c < N; ++c) sum[r][c] = Target::Format::multiply_add(weight, column[c], sum[r][c]);
     }
-    for (index_t c = 0; c < kWidth && (kWidth >= kLine || at % kLine == 0) && (Whole || at + c < features); c += kLine)
-      for (index_t k = 0; k < kStep; ++k) ahead.template ask<Into>();
+    if constexpr (Into::kAfterProducts) ask();
   }
   for (int r = 0; r < Target::kRows; ++r)
     for (int c = 0; c < N; ++c) Simd::store(sums + r * stride + at + c * Simd::W, sum[r][c]);
@@ -213,23 +227,27 @@ struct DirectProducts {
 };
 
 template <class Target, class T>
-DirectProducts<Target> direct_products_of(bool into_l2) {
-  if (into_l2) return {dot_rows<Target, T, IntoL2>, accumulate_rows<Target, T, IntoL2>, add_sums<Target, T>};
-  return {dot_rows<Target, T, IntoL1>, accumulate_rows<Target, T, IntoL1>, add_sums<Target, T>};
+DirectProducts<Target> direct_products_of(Asking asking) {
+  const auto that_ask = [](auto into) -> DirectProducts<Target> {
+    using Into = decltype(into);
+    return {dot_rows<Target, T, Into>, accumulate_rows<Target, T, Into>, add_sums<Target, T>};
+  };
+  if (asking == Asking::into_l2) return that_ask(IntoL2());
+  return asking == Asking::into_l1 ? that_ask(IntoL1()) : that_ask(IntoL1FromMemory());
 }
 
 template <class Target>
-DirectProducts<Target> direct_products([[maybe_unused]] DType dtype, [[maybe_unused]] bool into_l2) {
+DirectProducts<Target> direct_products([[maybe_unused]] DType dtype, [[maybe_unused]] Asking asking) {
   if constexpr (Target::kTiled) {
     return {};
   } else if constexpr (std::is_same_v<typename Target::Real, double>) {
-    return direct_products_of<Target, double>(into_l2);
+    return direct_products_of<Target, double>(asking);
   } else if constexpr (std::is_same_v<typename Target::Elem, BFloat16>) {
-    return direct_products_of<Target, BFloat16>(into_l2);
+    return direct_products_of<Target, BFloat16>(asking);
   } else {
-    if (dtype == DType::f16) return direct_products_of<Target, Half>(into_l2);
-    if (dtype == DType::bf16) return direct_products_of<Target, BFloat16>(into_l2);
-    return direct_products_of<Target, float>(into_l2);
+    if (dtype == DType::f16) return direct_products_of<Target, Half>(asking);
+    if (dtype == DType::bf16) return direct_products_of<Target, BFloat16>(asking);
+    return direct_products_of<Target, float>(asking);
   }
 }
 

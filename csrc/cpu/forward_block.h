@@ -106,6 +106,16 @@ struct ForwardPartial {
   index_t bytes;
 };
 
+// How direct products ask for K and V, whose elements have `size` bytes. What is larger than last-level caches usually
+// are comes from memory; rows that are narrow, all heads together, have no lines to spare for what is asked for
+// earlier.
+inline Asking asking_for(const Problem& p, index_t size) {
+  constexpr index_t kCaches = index_t(32) << 20, kWide = 2048;
+  if (prefetches_into_l2()) return Asking::into_l2;
+  const bool from_memory = p.B * p.Sk * p.Hk * (p.D + p.Dv) * size > kCaches && p.Hk * p.D * size >= kWide;
+  return from_memory ? Asking::into_l1_from_memory : Asking::into_l1;
+}
+
 template <class Target>
 struct ForwardPlan {
   using Elem = typename Target::Elem;
@@ -118,7 +128,8 @@ struct ForwardPlan {
         approach(how),
         units(these),
         format(row_format<Target>(p.dtype)),
-        products(direct_products<Target>(p.dtype, prefetches_into_l2())),
+        asking(asking_for(p, format.size)),
+        products(direct_products<Target>(p.dtype, asking)),
         addend(p),
         heads(how == Approach::packed ? 1 : p.group()),
         tiles(tiles_for(executor.num_threads)),
@@ -269,6 +280,7 @@ struct ForwardPlan {
   const Approach approach;
   const Units& units;
   const RowFormat<Target> format;
+  const Asking asking;  // Of direct products.
   const DirectProducts<Target> products;
   const Addend<Target> addend;
   const index_t heads;  // Query heads whose rows share a block.

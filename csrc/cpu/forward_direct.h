@@ -16,10 +16,15 @@ class ForwardDirect {
   static constexpr index_t kRows = Target::kRows;
   // Rows that all heads of a task meet before the next ones, in all or, where they are read from L2, in bytes.
   static constexpr index_t kTileRows = 64, kTileBytes = 32 << 10;
+  static constexpr index_t kPageBytes = 4096;  // Of address translation.
 
  public:
   ForwardDirect(const ForwardPlan<Target>& plan, const ForwardStrips<Target>& strips)
-      : plan_(plan), p_(plan.p), strips_(strips), into_l2_(prefetches_into_l2()) {}
+      : plan_(plan),
+        p_(plan.p),
+        strips_(strips),
+        into_l2_(plan.asking == Asking::into_l2),
+        rows_per_page_(max_of<index_t>(1, kPageBytes / max_of<index_t>(1, p_.k.row_stride * plan.format.size))) {}
 
   // The rows of `count` neighbouring key heads of a sequence against key blocks from key keys.begin to keys.end, as far
   // as they see any. Scratch is that of the first.
@@ -94,12 +99,20 @@ class ForwardDirect {
     return tile;
   }
 
-  // What head `i` of `count` asks for while it reads stream rows `begin` to `end`: its share of as many rows behind
-  // `end`, in the order of memory where heads are neighbours there, else rows of its own. A guess where K's rows are
-  // followed by V's with other strides.
+  // Asks far ahead for share `i` of `count` of the pages of memory that the heads need in a tile, a line of each: when
+  // pages are in random order, translating their addresses takes longer than reading them.
+  FA_INLINE void ask_for_pages(const Stream& stream, index_t row, index_t i, index_t count) const {
+    const index_t tile = tile_of(count), first = tile * i / count, last = max_of(first + 1, tile * (i + 1) / count);
+    const void* const* const far = stream.rows + row + kDirectKeys - tile;
+    for (index_t n = round_up(first, rows_per_page_); n < last; n += rows_per_page_) FA_PREFETCH(far[n]);
+  }
+
+  // What head `i` of `count` asks for while it reads stream rows `begin` to `end`: into L1 and not from memory rows of
+  // its own, else its share of as many rows behind `end`, in the order of memory where heads are neighbours there. A
+  // guess where K's rows are followed by V's with other strides.
   FA_INLINE RowsToAsk ahead_of(const Stream& stream, Range rows, index_t i, index_t count, index_t head_stride,
                                index_t head_bytes) const {
-    if (head_stride != head_bytes || head_bytes % kCacheLine != 0)
+    if (plan_.asking == Asking::into_l1 || head_stride != head_bytes || head_bytes % kCacheLine != 0)
       return {stream.rows + rows.end, i * head_stride, head_bytes};
     return {stream.rows + rows.end + (rows.end - rows.begin) * i / count, 0, count * head_bytes};
   }
@@ -114,6 +127,7 @@ class ForwardDirect {
       for (index_t i = 0; i < count; ++i) {
         const Scratch s = plan_.slot(scratch, i);
         const Range rows{first + max_of(n, seen.begin), first + min_of(n + tile, seen.end)};
+        if (plan_.asking == Asking::into_l1) ask_for_pages(stream, rows.begin, i, count);
         const RowsToAsk ahead =
             ahead_of(stream, rows, i, count, x.head_stride * plan_.format.size, features * plan_.format.size);
         for (index_t r = 0; r < s.block->rows; r += kRows) {
@@ -160,6 +174,7 @@ class ForwardDirect {
   const Problem& p_;
   const ForwardStrips<Target>& strips_;
   const bool into_l2_;  // Where memory goes that is asked for.
+  const index_t rows_per_page_;
 };
 
 }  // namespace flash_attn::cpu

@@ -8,18 +8,27 @@
 
 namespace flash_attn::cpu {
 
-// Where memory that is asked for ahead of its turn goes: into L1, or into L2 only (see prefetches_into_l2). Before
-// either, a bit of it is asked for kFarRows earlier. A prefetch into L2 waits for the translation of its address, which
-// one line of each row takes care of. One into L1 holds a miss buffer as long as memory takes; a line of each KB, into
-// L2, has the address translated and the processor's own prefetchers begin by then.
+// Where memory that is asked for ahead of its turn goes: into L1, or into L2 only (see prefetches_into_l2).
+enum class Asking { into_l1, into_l1_from_memory, into_l2 };
 struct IntoL1 {
+  static constexpr bool kAfterProducts = false;
   static FA_INLINE void ask(const void* line) { FA_PREFETCH(line); }
+  static FA_INLINE void ask_far(const void*) {}
+  static FA_INLINE void begin_row(const void* const*) {}
+};
+// From memory, not from a cache, a prefetch into L1 holds a miss buffer for long, and the loads behind it up. A line of
+// each KB is asked for kFarRows earlier, into L2: it has the address translated, and the processor's own prefetchers
+// begin.
+struct IntoL1FromMemory : IntoL1 {
+  static constexpr bool kAfterProducts = true;
   static FA_INLINE void ask_far(const void* line) {
     if (reinterpret_cast<std::uintptr_t>(line) % 1024 < kCacheLine) FA_PREFETCH_L2(line);
   }
-  static FA_INLINE void begin_row(const void* const*) {}
 };
+// A prefetch into L2 waits for the translation of its address, which one line of each row, kFarRows earlier, takes care
+// of.
 struct IntoL2 {
+  static constexpr bool kAfterProducts = false;
   static FA_INLINE void ask(const void* line) { FA_PREFETCH_L2(line); }
   static FA_INLINE void ask_far(const void*) {}
   static FA_INLINE void begin_row(const void* const* row) { FA_PREFETCH(row[kFarRows]); }
