@@ -8,6 +8,7 @@
 #include "cpu/cpuid.h"
 #include "cpu/isa.h"
 #include "cpu/rotary.h"
+#include "cpu/score_tables.h"
 #include "cpu/target.h"
 #include "cpu/units.h"
 #include "cpu/workspace.h"
@@ -164,7 +165,7 @@ class CpuBackend final : public Backend {
     const Kernels& chosen = choose_kernels(p, &e.reasons);
     const Kernels& kernels = forward ? longest_forward_kernels(p, chosen, e.reasons) : chosen;
     const Tiles tiles = forward ? forward_tiles_of(p, kernels, e.reasons)
-                                : backward_tiles(p.D, p.Dv, kernels.elem_size, kernels.strip_rows);
+                                : backward_tiles(p.D, p.Dv, kernels.elem_size, kernels.strip_rows, addend_per_query(p));
     const auto number = [](index_t n) { return std::to_string(n); };
     e.backend = name();
     e.instruction_set = kernels.instruction_set;

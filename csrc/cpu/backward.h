@@ -97,7 +97,7 @@ class Backward {
 
  private:
   Tiles tiles_for(index_t longest_q) const {
-    Tiles t = backward_tiles(p_.D, p_.Dv, sizeof(Elem), kRows);
+    Tiles t = backward_tiles(p_.D, p_.Dv, sizeof(Elem), kRows, addend_per_query(p_));
     t.queries = min_of(t.queries, round_up(max_of<index_t>(longest_q, 1), kKeyAlign));
     return t;
   }

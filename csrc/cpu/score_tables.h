@@ -33,6 +33,12 @@ TableFormat<Target> table_format(DType dtype) {
 // A bias below this masks, as -inf does: an LSE made of such scores could not be recomputed from in backward.
 inline constexpr double kMaskingBias = -1e30;
 
+// Whether queries of a head have rows of their own of what is added to scores, as with a dense bias and not with a
+// key-padding mask.
+inline bool has_rows(const ScoreTable& x) { return x.given() && x.row_stride != 0; }
+inline bool has_bounds(const Problem& p) { return p.key_begin.data || p.key_end.data; }
+inline bool addend_per_query(const Problem& p) { return has_rows(p.bias) || has_rows(p.mask) || has_bounds(p); }
+
 // What is added to the scores in log2 units: the bias, and -inf where the mask hides a key.
 template <class Target>
 class Addend {
@@ -48,14 +54,12 @@ class Addend {
 
   FA_INLINE bool given() const { return p_.bias.given() || p_.mask.given(); }
 
-  // Whether queries of a head have rows of their own, as with a dense bias and not with a key-padding mask.
-  FA_INLINE bool per_query() const {
-    return (p_.bias.given() && p_.bias.row_stride != 0) || (p_.mask.given() && p_.mask.row_stride != 0);
-  }
+  // Whether its rows differ.
+  FA_INLINE bool per_query() const { return has_rows(p_.bias) || has_rows(p_.mask); }
 
   // The same of `columns`, which takes in row bounds.
-  FA_INLINE bool columns_given() const { return given() || has_bounds(); }
-  FA_INLINE bool columns_differ() const { return per_query() || has_bounds(); }
+  FA_INLINE bool columns_given() const { return given() || has_bounds(p_); }
+  FA_INLINE bool columns_differ() const { return addend_per_query(p_); }
 
   // What will be asked for soon, from what is asked for now: that many queries and keys further on.
   struct Ahead {
@@ -120,8 +124,6 @@ class Addend {
   }
 
  private:
-  FA_INLINE bool has_bounds() const { return p_.key_begin.data || p_.key_end.data; }
-
   using Load = void (*)(const void* source, index_t n, Real* out);
 
   template <class T>

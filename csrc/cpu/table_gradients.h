@@ -56,7 +56,7 @@ class BiasGradient {
         format_(row_format<Target>(p_.dtype)),
         bias_format_(table_format<Target>(p_.bias.dtype)),
         addend_(p_),
-        keys_(backward_tiles(p_.D, p_.Dv, sizeof(Elem), Target::kRows).keys),
+        keys_(backward_tiles(p_.D, p_.Dv, sizeof(Elem), Target::kRows, true).keys),
         depth_(round_up(p_.D, Target::kDepth)),
         v_depth_(round_up(p_.Dv, Target::kDepth)),
         stride_(round_up(p_.D, kWidth)),

@@ -106,10 +106,10 @@ FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t 
 }
 
 // Small head dims have room for long blocks of queries, whose products are long loops; but P and dS of a strip, which
-// hold all queries of a block, stay in L1.
-FA_INLINE Tiles backward_tiles(index_t D, index_t Dv, index_t elem_size, index_t strip_rows) {
+// hold all queries of a block, stay in L1, and what is added to its scores, where queries have rows of that, in L2.
+FA_INLINE Tiles backward_tiles(index_t D, index_t Dv, index_t elem_size, index_t strip_rows, bool addend_per_query) {
   const index_t rows = (index_t(64) << 10) / (max_of(D, Dv) * elem_size) / kKeyAlign * kKeyAlign;
-  const index_t most_queries = strip_rows < kTileBlock ? 512 : 256;
+  const index_t most_queries = strip_rows < kTileBlock && !addend_per_query ? 512 : 256;
   return {max_of<index_t>(64, min_of(rows, most_queries)), max_of<index_t>(64, min_of<index_t>(rows, 256))};
 }
 
