@@ -64,6 +64,9 @@ std::uint32_t family() {
   return (signature >> 8 & 15) + (signature >> 20 & 255);
 }
 
+// Intel's cores that have it also have an L2 of 512 KB to 2 MB.
+bool has_avx512f() { return cpuid(0, 0).a >= 7 && (cpuid(7, 0).b >> 16 & 1) != 0; }
+
 // Tile registers are large, so Linux saves them only for processes that ask (Documentation/arch/x86/xstate.rst).
 bool tile_registers_granted() {
 #if defined(__linux__)
@@ -103,7 +106,7 @@ bool asks_between_products() {
 }
 
 bool prefetches_into_l2() {
-  static const bool into_l2 = made_by("AuthenticAMD") && family() <= 0x19;
+  static const bool into_l2 = made_by_intel() ? has_avx512f() : made_by("AuthenticAMD") && family() <= 0x19;
   return into_l2;
 }
 #else
