@@ -4,13 +4,18 @@
 
 #include <atomic>
 #include <new>
+#include <thread>
 
 namespace flash_attn::cpu {
 namespace {
 
 // Fresh memory costs a page fault per 4 KB: more than the arithmetic of a small call, and a fifth of a sliding window's
-// time. Enough for a wave (units.h); larger blocks go back at once.
-constexpr index_t kKeptBytes = index_t(32) << 20;
+// time. Enough for a wave that is quick to allocate (units.h) and what as many workers as there are processors have for
+// themselves; larger blocks go back at once.
+index_t kept_bytes() {
+  static const index_t bytes = index_t(32 + std::thread::hardware_concurrency()) << 20;
+  return bytes;
+}
 
 // Bytes of all threads, and the most since somebody asked.
 std::atomic<index_t> allocated{0}, peak{0};
@@ -38,7 +43,7 @@ thread_local KeptBlock kept;
 
 }  // namespace
 
-Workspace::Workspace(index_t bytes) : bytes_(max_of<index_t>(bytes, 1)), kept_(bytes <= kKeptBytes && !kept.in_use) {
+Workspace::Workspace(index_t bytes) : bytes_(max_of<index_t>(bytes, 1)), kept_(bytes <= kept_bytes() && !kept.in_use) {
   if (!kept_) {
     data_ = allocate(bytes_);
     return;
