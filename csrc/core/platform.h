@@ -17,7 +17,9 @@
 #define FA_NOINLINE __declspec(noinline)
 #define FA_OPAQUE(integer)
 #define FA_RESTRICT __restrict
+#include <intrin.h>
 #include <xmmintrin.h>
+#define FA_NOP() __nop()
 #define FA_PREFETCH(address) _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0)
 #define FA_PREFETCH_L2(address) _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T1)
 #else
@@ -25,6 +27,7 @@
 #define FA_NOINLINE __attribute__((noinline))
 #define FA_OPAQUE(integer) __asm__("" : "+r"(integer))  // What is computed from it is computed here and not before.
 #define FA_RESTRICT __restrict__
+#define FA_NOP() __asm__ volatile("nop")
 #define FA_PREFETCH(address) __builtin_prefetch(address)
 #define FA_PREFETCH_L2(address) __builtin_prefetch(address, 0, 2)
 #endif

@@ -108,12 +108,13 @@ struct ForwardPartial {
 
 // How direct products ask for K and V, whose elements have `size` bytes. What is larger than last-level caches usually
 // are comes from memory; rows that are narrow, all heads together, have no lines to spare for what is asked for
-// earlier.
-inline Asking asking_for(const Problem& p, index_t size) {
-  constexpr index_t kCaches = index_t(32) << 20, kWide = 2048;
+// earlier. Products of one strip and heads that are not small are quicker than memory.
+inline Asking asking_for(const Problem& p, index_t size, bool one_strip) {
+  constexpr index_t kCaches = index_t(32) << 20, kWide = 2048, kLong = 128;
   if (prefetches_into_l2()) return Asking::into_l2;
   const bool from_memory = p.B * p.Sk * p.Hk * (p.D + p.Dv) * size > kCaches && p.Hk * p.D * size >= kWide;
-  return from_memory ? Asking::into_l1_from_memory : Asking::into_l1;
+  if (!from_memory) return Asking::into_l1;
+  return one_strip && min_of(p.D, p.Dv) >= kLong ? Asking::into_l1_at_its_pace : Asking::into_l1_from_memory;
 }
 
 template <class Target>
@@ -128,7 +129,7 @@ struct ForwardPlan {
         approach(how),
         units(these),
         format(row_format<Target>(p.dtype)),
-        asking(asking_for(p, format.size)),
+        asking(asking_for(p, format.size, p.group() * units.longest_q() <= kRows)),
         products(direct_products<Target>(p.dtype, asking)),
         addend(p),
         heads(how == Approach::packed ? 1 : p.group()),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "cpu/target.h"
 #include "cpu/workspace.h"
@@ -9,7 +10,7 @@
 namespace flash_attn::cpu {
 
 // Where memory that is asked for ahead of its turn goes: into L1, or into L2 only (see prefetches_into_l2).
-enum class Asking { into_l1, into_l1_from_memory, into_l2 };
+enum class Asking { into_l1, into_l1_from_memory, into_l1_at_its_pace, into_l2 };
 struct IntoL1 {
   static constexpr bool kAfterProducts = false;
   static FA_INLINE void ask(const void* line) { FA_PREFETCH(line); }
@@ -24,6 +25,22 @@ struct IntoL1FromMemory : IntoL1 {
   static FA_INLINE void ask_far(const void* line) {
     if (reinterpret_cast<std::uintptr_t>(line) % 1024 < kCacheLine) FA_PREFETCH_L2(line);
   }
+};
+// Lines that are asked for faster than memory gives them stand in each other's way: quick products idle for that many
+// instructions after each.
+template <int Idle>
+struct IntoL1AtItsPace : IntoL1FromMemory {
+  static FA_INLINE void ask(const void* line) {
+    FA_PREFETCH(line);
+    idle(std::make_integer_sequence<int, Idle>());
+  }
+
+ private:
+  template <int... N>
+  static FA_INLINE void idle(std::integer_sequence<int, N...>) {
+    (no_operation(N), ...);
+  }
+  static FA_INLINE void no_operation(int) { FA_NOP(); }
 };
 // A prefetch into L2 waits for the translation of its address, which one line of each row, kFarRows earlier, takes care
 // of.

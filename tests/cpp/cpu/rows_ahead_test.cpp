@@ -152,16 +152,18 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
   }
 }
 
-// Only caches that come from memory, in wide rows, are worth asking for in two steps.
+// Only caches that come from memory, in wide rows, are worth asking for in two steps, and only quick products idle.
 TEST(AskingTest, DependsOnWhatThereIsToRead) {
   Problem p;
-  const auto asking = [&](index_t B, index_t Sk, index_t Hk, index_t D) {
+  const auto asking = [&](index_t B, index_t Sk, index_t Hk, index_t D, bool one_strip = false) {
     p.B = B, p.Sk = Sk, p.Hk = Hk, p.D = p.Dv = D;
-    return asking_for(p, 2);
+    return asking_for(p, 2, one_strip);
   };
   const bool into_l2 = prefetches_into_l2();
   EXPECT_EQ(asking(8, 16384, 8, 128), into_l2 ? Asking::into_l2 : Asking::into_l1_from_memory);
-  EXPECT_EQ(asking(1, 2048, 8, 128), into_l2 ? Asking::into_l2 : Asking::into_l1);
+  EXPECT_EQ(asking(8, 16384, 8, 128, true), into_l2 ? Asking::into_l2 : Asking::into_l1_at_its_pace);
+  EXPECT_EQ(asking(8, 16384, 16, 64, true), into_l2 ? Asking::into_l2 : Asking::into_l1_from_memory);
+  EXPECT_EQ(asking(1, 2048, 8, 128, true), into_l2 ? Asking::into_l2 : Asking::into_l1);
   EXPECT_EQ(asking(8, 65536, 2, 128), into_l2 ? Asking::into_l2 : Asking::into_l1);
 }
 
