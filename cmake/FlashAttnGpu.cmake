@@ -214,7 +214,7 @@ function(flash_attn_code_objects triples missing)
   if(NOT targets)
     set(reasons "none were asked for")
   endif()
-  list(JOIN reasons "; " text)
+  list(JOIN reasons ", " text) # It becomes a compile definition, which CMake drops where it holds a semicolon.
   set(${triples} ${all} PARENT_SCOPE)
   set(${missing} "${text}" PARENT_SCOPE)
 endfunction()

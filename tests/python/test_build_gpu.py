@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -106,9 +107,15 @@ def bare_path(tmp_path):
 
 
 def test_without_a_compiler_the_default_is_no_gpu_code(tmp_path):
-    status, output = configure(tmp_path, path=bare_path(tmp_path))
+    status, output = configure(tmp_path, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", path=bare_path(tmp_path))
     assert status == 0, output
     assert "GPU kernels: none (no compiler for gfx942 (install ROCm, or clang 20 or later" in output
+    # The reason is compiled in, for `explain`.
+    entries = json.loads((tmp_path / "tree" / "compile_commands.json").read_text())
+    entry = next(entry for entry in entries if entry["file"].endswith("hip/runtime/code_objects.cpp"))
+    assert "no compiler for gfx942" in entry["command"] and "no compiler for gfx1201" in entry["command"]
+    command = re.sub(r" -o \S+", " -fsyntax-only", entry["command"])
+    assert subprocess.run(command, shell=True, cwd=entry["directory"]).returncode == 0
 
 
 def test_without_a_compiler_an_explicit_target_is_an_error(tmp_path):
