@@ -26,12 +26,20 @@ struct IntoL1FromMemory : IntoL1 {
     if (reinterpret_cast<std::uintptr_t>(line) % 1024 < kCacheLine) FA_PREFETCH_L2(line);
   }
 };
+// A prefetch into L2 waits for the translation of its address, which one line of each row, kFarRows earlier, takes care
+// of.
+struct IntoL2 {
+  static constexpr bool kAfterProducts = false;
+  static FA_INLINE void ask(const void* line) { FA_PREFETCH_L2(line); }
+  static FA_INLINE void ask_far(const void*) {}
+  static FA_INLINE void begin_row(const void* const* row) { FA_PREFETCH(row[kFarRows]); }
+};
 // Lines that are asked for faster than memory gives them stand in each other's way: quick products idle for that many
 // instructions after each.
-template <int Idle>
-struct IntoL1AtItsPace : IntoL1FromMemory {
+template <class Into, int Idle>
+struct AtItsPace : Into {
   static FA_INLINE void ask(const void* line) {
-    FA_PREFETCH(line);
+    Into::ask(line);
     idle(std::make_integer_sequence<int, Idle>());
   }
 
@@ -42,28 +50,27 @@ struct IntoL1AtItsPace : IntoL1FromMemory {
   }
   static FA_INLINE void no_operation(int) { FA_NOP(); }
 };
-// A prefetch into L2 waits for the translation of its address, which one line of each row, kFarRows earlier, takes care
-// of.
-struct IntoL2 {
-  static constexpr bool kAfterProducts = false;
-  static FA_INLINE void ask(const void* line) { FA_PREFETCH_L2(line); }
-  static FA_INLINE void ask_far(const void*) {}
-  static FA_INLINE void begin_row(const void* const* row) { FA_PREFETCH(row[kFarRows]); }
-};
 
 // Rows ahead of the one in work that are asked for: those of one head lie too far apart for the caches' own
 // prefetchers.
 inline constexpr index_t kPrefetchRows = 16;
 
+// How many of them L1 has room for. Of rows that lie a multiple of 4 KB apart, lines share a set, which has 8 of them
+// or more: half of the sets' room for what is asked for.
+FA_INLINE index_t rows_in_l1(index_t row_bytes) {
+  constexpr index_t kRoom = index_t(16) << 10, kLeast = 4;
+  return max_of(kLeast, min_of(kPrefetchRows, kRoom / max_of<index_t>(row_bytes, 1)));
+}
+
 FA_INLINE void prefetch_row(const void* row, index_t bytes) {
   for (index_t byte = 0; byte < bytes; byte += kCacheLine) FA_PREFETCH(static_cast<const char*>(row) + byte);
 }
 
-// For loops over rows, `left` of them from this one on. What lies further ahead is asked for its address translation,
-// which prefetches wait for, a page or half of one for each row.
-FA_INLINE void prefetch_rows_ahead(const char* row, index_t row_bytes, index_t bytes, index_t left) {
+// For loops over rows, `left` of them from this one on, of which `ahead` are in L1. What lies further ahead is asked
+// for its address translation, which prefetches wait for, a page or half of one for each row.
+FA_INLINE void prefetch_rows_ahead(const char* row, index_t row_bytes, index_t bytes, index_t left, index_t ahead) {
   if (left > 3 * kPrefetchRows) FA_PREFETCH(row + 3 * kPrefetchRows * row_bytes);
-  if (left > kPrefetchRows) prefetch_row(row + kPrefetchRows * row_bytes, bytes);
+  if (left > ahead) prefetch_row(row + ahead * row_bytes, bytes);
 }
 
 // Rows of memory to ask for, `bytes` of each, which begin `offset` bytes after the addresses.
