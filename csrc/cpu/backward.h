@@ -175,7 +175,7 @@ class Backward {
       const index_t begin = transposed.begin(panel), width = transposed.width(panel), left = r.count - begin;
       const char* const source = row_at(x, format_.size, r.b, r.sequence.q_begin + r.first + begin, r.h);
       const RowsToPack<Target> rows =
-          rows_to_pack(format_, x, source, left, min_of(width, left), width, features, direct.columns, s.staging);
+          rows_to_pack(format_, x, source, left, min_of(width, left), width, features, direct.columns, true, s.staging);
       pack_transposed_panel<Target>(rows.data, rows.stride, transposed.depth / kStep, width, transposed.panel(panel),
                                     rows.ahead);
       pack_direct_rows<Target>(rows.data, rows.stride, begin, begin + width, direct);

@@ -270,7 +270,15 @@ class Forward {
     fill(s.o, 0, round_up(block.rows, kRows) * plan_.o_stride, Real(0));
   }
 
-  void load_queries(const Block& block, const Scratch& s) const {
+  // Where they are, if products can take them there: whole strips of vectors, which wait for no copy. Tiles read rows
+  // that lie one after another.
+  void load_queries(Block& block, const Scratch& s) const {
+    block.q = s.rows, block.q_stride = plan_.q_stride;
+    if (plan_.approach == Approach::packed && !Target::kTiled && block.rows % kRows == 0 &&
+        is_as_packed(plan_.format, p_.q, p_.D, plan_.q_stride)) {
+      block.q = reinterpret_cast<const Elem*>(row_of(block, p_.q, 0)), block.q_stride = p_.q.row_stride;
+      return;
+    }
     each_run(block, [&](index_t r, index_t count) {
       const index_t padded = r + count == block.rows ? round_up(block.rows, kRows) - r : count;
       load_rows(plan_.format, row_of(block, p_.q, r), row_step(block, p_.q), count, padded, p_.D, plan_.q_stride,

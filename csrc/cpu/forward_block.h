@@ -35,7 +35,9 @@ struct ForwardBlock {
 
   index_t b, h, heads, first, rows;
   Sequence sequence;
-  const ScoreRule<Real>* rules;  // heads
+  const ScoreRule<Real>* rules;    // heads
+  const typename Target::Elem* q;  // Its rows, as products take them, q_stride apart.
+  index_t q_stride;
   typename Target::Elem* packed;
   Range keys;     // What its rows see.
   index_t front;  // Packed keys from this one on lie at the front of their memory, those before it at the end.
@@ -43,6 +45,9 @@ struct ForwardBlock {
 
   FA_INLINE index_t head(index_t r) const { return heads == 1 ? h : h + r % heads; }
   FA_INLINE index_t query(index_t r) const { return first + (heads == 1 ? r : r / heads); }
+  FA_INLINE StripA<typename Target::Elem> strip(index_t r) const {
+    return {q + r * q_stride, q_stride, Target::Format::kStep};
+  }
   FA_INLINE const ScoreRule<Real>& rule(index_t r) const { return rules[heads == 1 ? 0 : r % heads]; }
 
   // The smallest interval that holds all keys that some of the rows see, mask aside.
@@ -135,7 +140,7 @@ struct ForwardPlan {
         heads(how == Approach::packed ? 1 : p.group()),
         tiles(tiles_for(executor.num_threads)),
         alone(how == Approach::packed && can_pack_alone(executor.num_threads)),
-        packed(p, format, keys_to_hold()),
+        packed(p, format, keys_to_hold(), !(alone && asks_between_products())),
         q_stride(round_up(p.D, kWidth)),
         o_stride(round_up(p.Dv, kWidth)),
         query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)),
@@ -143,11 +148,17 @@ struct ForwardPlan {
 
   Tiles tiles_for(int threads) const {
     Tiles t = forward_tiles(approach, p.D, p.Dv, sizeof(Elem), kRows);
+    if (approach == Approach::packed && has_window()) t.keys = max_of(t.keys, keys_of_window());
     if (approach != Approach::direct)  // Direct loops know kDirectKeys.
       t.keys = min_of(t.keys, round_up(max_of<index_t>(units.longest_k(), 1), kKeyAlign));
     if (approach != Approach::packed) return {max_of<index_t>(1, p.group() * units.longest_q()), t.keys};
-    // Smaller blocks when there would be too few tasks for the threads: a row's result does not depend on its
-    // neighbours.
+    // Smaller blocks, since a row's result does not depend on its neighbours: where rows lie so far apart that those of
+    // a block, which a window's tasks ask for into L2 (forward_ahead.h), share too few of its sets; and when there
+    // would be too few tasks for the threads.
+    constexpr index_t kLeastAsked = 32, kMostApart = index_t(128) << 10;
+    while (asks_between_products() && has_window() && t.queries > kLeastAsked &&
+           t.queries * p.q.row_stride * format.size > kMostApart)
+      t.queries /= 2;
     while (t.queries > max_of<index_t>(16, kRows) &&
            units.count() * p.group() * ceil_div(units.longest_q(), t.queries) < 4 * index_t(threads))
       t.queries /= 2;
@@ -159,9 +170,17 @@ struct ForwardPlan {
     return alone ? most_seen() : all_keys();
   }
   index_t all_keys() const { return round_up(units.longest_k(), kKeyAlign); }
+  bool has_window() const { return p.window_left >= 0 && p.window_right >= 0; }
+  // A key block that holds all that kQueryAlign neighbours see, so that their strips meet one; 0 if that is too much
+  // for a strip or for L2.
+  index_t keys_of_window() const {
+    constexpr index_t kMostBytes = index_t(768) << 10;
+    const index_t keys = round_up(p.window_left + p.window_right + kQueryAlign + kKeyAlign - 1, kKeyAlign);
+    return keys <= most_strip_keys(kRows) && keys * (p.D + p.Dv) * index_t(sizeof(Elem)) <= kMostBytes ? keys : 0;
+  }
   // Keys that a block of queries sees; fewer than all only as whole parts, wherever in a part they begin.
   index_t most_seen() const {
-    if (p.window_left < 0 || p.window_right < 0) return all_keys();
+    if (!has_window()) return all_keys();
     const index_t keys = p.window_left + p.window_right + tiles.queries;
     return min_of(all_keys(), (ceil_div(keys - 1, kPackedKeys) + 1) * kPackedKeys);
   }

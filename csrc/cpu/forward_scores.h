@@ -68,9 +68,8 @@ class ForwardScores {
   }
 
   // Dot products of the rows from r on with keys of `columns`, the first of which x begins with.
-  void dot_products(const Block& block, index_t r, const Columns& c, Range columns, Real* x, index_t stride,
-                    const Scratch& s) const {
-    const StripA<Elem> rows{s.rows + r * plan_.q_stride, plan_.q_stride, kStep};
+  void dot_products(const Block& block, index_t r, const Columns& c, Range columns, Real* x, index_t stride) const {
+    const StripA<Elem> rows = block.strip(r);
     const Panels<Target> k = plan_.k(block, c);
     plan_.each_run(block, c, columns, [&](Range part, index_t at) {
       multiply_strip<Target, false>(rows, k, 0, plan_.packed.depth(), at + part.begin, at + part.end,

@@ -94,7 +94,7 @@ class ForwardStrips {
   }
 
   void dot_products(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
-    scores_.dot_products(block, r, c, {c.begin, c.end}, s.scores + c.begin, stride_, s);
+    scores_.dot_products(block, r, c, {c.begin, c.end}, s.scores + c.begin, stride_);
   }
 
   // The maxima of a strip's rows, lane by lane, from products on their way to memory.
@@ -107,7 +107,7 @@ class ForwardStrips {
   // Of the columns `watched` at most, which become those that were.
   Maxima scores_and_maxima(const Block& block, index_t r, const Columns& c, Range& watched, StripAsks& asks,
                            const Scratch& s) const {
-    const StripA<Elem> rows{s.rows + r * plan_.q_stride, plan_.q_stride, kStep};
+    const StripA<Elem> rows = block.strip(r);
     const Panels<Target> k = plan_.k(block, c);
     Maxima maxima;
     maxima.asks = &asks;
@@ -313,7 +313,7 @@ class ForwardStrips {
         if (!scores_.columns(block, origin, {r, min_of(r + kRows, block.rows)}, c)) continue;
         for (index_t first = c.begin / stride_ * stride_; first < c.end; first += stride_) {
           const Columns part = scores_.part_of(c, first, stride_);
-          scores_.dot_products(block, r, c, {first + part.begin, first + part.end}, s.scores + part.begin, stride_, s);
+          scores_.dot_products(block, r, c, {first + part.begin, first + part.end}, s.scores + part.begin, stride_);
           Scratch of_part = s;
           if (s.addend) of_part.addend += first;
           for (index_t n = 0; n < min_of(kRows, block.rows - r); ++n) {

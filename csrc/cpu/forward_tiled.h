@@ -107,7 +107,7 @@ class ForwardTiled {
 
   // Dot products, capped if they are to be.
   void multiply_keys(const Strip& strip, Range columns) const {
-    scores_.dot_products(strip.block, strip.r, strip.c, columns, strip.s.scores, kScores, strip.s);
+    scores_.dot_products(strip.block, strip.r, strip.c, columns, strip.s.scores, kScores);
     for (index_t t = 0; t < strip.rows && p_.softcap != 0; ++t)
       cap_scores<Target>(strip.block.rule(strip.r + t), strip.s.scores + t * kScores, {0, columns.end - columns.begin});
   }

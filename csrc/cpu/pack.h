@@ -54,8 +54,9 @@ struct RowsOf {
   }
   static void load(const char* source, index_t row_bytes, index_t rows, index_t n, Elem* out, index_t stride) {
     const index_t bytes = n * static_cast<index_t>(sizeof(T));
+    const index_t ahead = rows_in_l1(row_bytes);
     for (index_t r = 0; r < rows; ++r, source += row_bytes, out += stride) {
-      prefetch_rows_ahead(source, row_bytes, bytes, rows);
+      prefetch_rows_ahead(source, row_bytes, bytes, rows, ahead);
       load_row(source, n, out);
       for (index_t i = n; i < stride; ++i) out[i] = {};
     }
@@ -81,15 +82,17 @@ struct RowsOf {
   }
   static void store_rows(const Real* x, index_t stride, const Real* factors, index_t rows, index_t n, char* out,
                          index_t row_bytes) {
+    const index_t bytes = n * static_cast<index_t>(sizeof(T)), ahead = rows_in_l1(row_bytes);
     for (index_t r = 0; r < rows; ++r, x += stride, out += row_bytes) {
-      prefetch_row(out + kPrefetchRows * row_bytes, n * static_cast<index_t>(sizeof(T)));
+      prefetch_row(out + ahead * row_bytes, bytes);
       store(x, factors[r], n, out);
     }
   }
   static void dot_rows(const char* x, index_t x_bytes, const char* y, index_t y_bytes, index_t rows, index_t n,
                        Real* out) {
+    const index_t bytes = n * static_cast<index_t>(sizeof(T)), ahead = rows_in_l1(y_bytes);
     for (index_t r = 0; r < rows; ++r, x += x_bytes, y += y_bytes) {
-      prefetch_rows_ahead(y, y_bytes, n * static_cast<index_t>(sizeof(T)), rows - r);
+      prefetch_rows_ahead(y, y_bytes, bytes, rows - r, ahead);
       out[r] = dot(x, y, n);
     }
   }
@@ -204,15 +207,23 @@ struct RowsToPack {
   index_t stride, ahead;
 };
 
-// `padded` rows of x from `source` on, of which `rows` exist: where they are, if they are multiplicands there and
-// `stride` features long, else in `staging`. From there on `run` rows lie one after another in memory.
+// Whether rows of x are as products take them, `stride` features of each.
+template <class Target>
+bool is_as_packed(const RowFormat<Target>& format, const Operand& x, index_t features, index_t stride) {
+  return format.as_is && features == stride && x.row_stride % Target::Format::kStep == 0;
+}
+
+// `padded` rows of x from `source` on, of which `rows` exist: where they are, if they are as products take them, else
+// in `staging`. From there on `run` rows lie one after another in memory, of which `ask` has some asked for.
 template <class Target>
 RowsToPack<Target> rows_to_pack(const RowFormat<Target>& format, const Operand& x, const char* source, index_t run,
-                                index_t rows, index_t padded, index_t features, index_t stride,
+                                index_t rows, index_t padded, index_t features, index_t stride, bool ask,
                                 typename Target::Elem* staging) {
-  constexpr index_t kAhead = 2 * kPrefetchRows;
-  if (format.as_is && rows == padded && features == stride && x.row_stride % Target::Format::kStep == 0)
-    return {reinterpret_cast<const typename Target::Elem*>(source), x.row_stride, run >= rows + kAhead ? kAhead : 0};
+  if (rows == padded && is_as_packed(format, x, features, stride)) {
+    const index_t ahead = rows_in_l1(x.row_stride * format.size);
+    return {reinterpret_cast<const typename Target::Elem*>(source), x.row_stride,
+            ask && run >= rows + ahead ? ahead : 0};
+  }
   load_rows(format, source, x.row_stride * format.size, rows, padded, features, stride, staging);
   return {staging, stride, 0};
 }

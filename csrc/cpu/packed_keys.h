@@ -15,10 +15,12 @@ class PackedKeys {
   static constexpr index_t kWidth = Target::kWidth, kPanel = Target::kPanel, kPanels = kPackedKeys / kPanel;
 
  public:
-  PackedKeys(const Problem& p, const RowFormat<Target>& format, index_t block_keys)
+  // `ask`: whether rows further on are to be asked for while packing, since nobody has before.
+  PackedKeys(const Problem& p, const RowFormat<Target>& format, index_t block_keys, bool ask = true)
       : p_(p),
         format_(format),
         keys_(block_keys),
+        ask_(ask),
         depth_(round_up(p.D, Target::kDepth)),
         k_stride_(round_up(p.D, kWidth)),
         v_stride_(round_up(p.Dv, kWidth)) {}
@@ -78,7 +80,7 @@ class PackedKeys {
     const KeyRun run = p_.keys_from(p_.sequence(b), b, first);
     if (run.count >= keys)
       return rows_to_pack(format_, x, row_at(x, format_.size, run.batch, run.row, hk), run.count, keys, padded,
-                          features, stride, staging);
+                          features, stride, ask_, staging);
     load_keys(format_, p_, x, b, hk, first, keys, padded, features, stride, staging);
     return {staging, stride, 0};
   }
@@ -86,6 +88,7 @@ class PackedKeys {
   const Problem& p_;
   const RowFormat<Target>& format_;
   const index_t keys_;
+  const bool ask_;
   const index_t depth_, k_stride_, v_stride_;
 };
 

@@ -53,14 +53,16 @@ TEST_P(LinesAheadTest, AreThoseOfTheRowsInTheirOrder) {
 
 struct WindowCase {
   index_t window, length;  // Sq = Sk; the window's left side, causal, -1 without one.
+  index_t apart = 1;       // Rows lie so many times as far apart as their heads need.
+  index_t queries = 128;   // Of a block, on processors that ask.
 };
 
-// Units of (b, hk), with blocks of 128 queries.
+// Units of (b, hk).
 class ForwardAheadTest : public testing::TestWithParam<WindowCase> {
  protected:
   using Target = Portable32;
   using Lines = std::multiset<const char*>;
-  static constexpr index_t kB = 2, kHk = 2, kGroup = 2, kH = kHk * kGroup, kD = 32, kQueries = 128;
+  static constexpr index_t kB = 2, kHk = 2, kGroup = 2, kH = kHk * kGroup, kD = 32;
   static constexpr index_t kRowBytes = kD * index_t(sizeof(float)), kLines = kRowBytes / kCacheLine;
 
   ForwardAheadTest() {
@@ -70,8 +72,9 @@ class ForwardAheadTest : public testing::TestWithParam<WindowCase> {
     p.q = operand(q, kH), p.k = operand(k, kHk), p.v = operand(v, kHk), f.out = operand(out, kH);
   }
   Operand operand(std::vector<float>& x, index_t heads) const {
-    x.resize(std::size_t(kB * S * heads * kD));
-    return {x.data(), S * heads * kD, heads * kD, kD};
+    const index_t row = GetParam().apart * heads * kD;
+    x.resize(std::size_t(kB * S * row));
+    return {x.data(), S * row, row, kD};
   }
   // Lines of rows first .. first + count - 1 of a head.
   static Lines lines_of(const Operand& x, index_t b, index_t h, index_t first, index_t count) {
@@ -102,28 +105,31 @@ class ForwardAheadTest : public testing::TestWithParam<WindowCase> {
 INSTANTIATE_TEST_SUITE_P(Windows, ForwardAheadTest,
                          testing::Values(WindowCase{0, 1024}, WindowCase{64, 1024}, WindowCase{200, 1024},
                                          WindowCase{512, 1024}, WindowCase{512, 1000}, WindowCase{200, 1000},
-                                         WindowCase{-1, 1024}));
+                                         WindowCase{-1, 1024}, WindowCase{200, 1000, 4, 64},
+                                         WindowCase{512, 1024, 8, 32}, WindowCase{64, 1000, 16, 32},
+                                         WindowCase{-1, 1024, 8}));
 
 TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
   const Problem& p = f.problem;
   const Executor alone;
   const Units units(p);
   const ForwardPlan<Target> plan(f, alone, Approach::packed, units);
-  ASSERT_EQ(plan.tiles.queries, kQueries);
+  const index_t queries = plan.tiles.queries;
+  ASSERT_EQ(queries, asks_between_products() ? GetParam().queries : 128);
   const ForwardAhead<Target> ahead(plan);
   EXPECT_EQ(plan.alone, GetParam().window >= 0 && GetParam().window < 600);
   std::vector<index_t> blocks;  // Where those of a head begin, in their turn.
-  for (index_t first = 0; first < S; first += kQueries) blocks.push_back(first);
+  for (index_t first = 0; first < S; first += queries) blocks.push_back(first);
   if (!plan.alone) std::reverse(blocks.begin(), blocks.end());
   // Keys that the first block of all packs: nobody could ask for them.
-  const Range unasked = p.score_rule<float>(0, 0).visible_keys({blocks[0], min_of(blocks[0] + kQueries, S)});
+  const Range unasked = p.score_rule<float>(0, 0).visible_keys({blocks[0], min_of(blocks[0] + queries, S)});
   Lines all;
   for (index_t unit = 0; unit < units.count(); ++unit)
     for (const index_t first : blocks)
       for (index_t g = 0; g < kGroup; ++g) {
         const index_t b = units.b(unit), h = units.hk(unit) * kGroup + g;
         const ScoreRule<float> rule = p.score_rule<float>(b, h);
-        const index_t rows = min_of(kQueries, S - first);
+        const index_t rows = min_of(queries, S - first);
         const Range keys = rule.visible_keys(Range{first, first + rows});
         SCOPED_TRACE(testing::Message() << "b " << b << ", head " << h << ", first query " << first);
         if (unit > 0 || g > 0 || first != blocks[0]) {
@@ -137,7 +143,7 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
           EXPECT_TRUE(holds(all, lines_of(p.k, b, units.hk(unit), key, 1))) << "key " << key;
           EXPECT_TRUE(holds(all, lines_of(p.v, b, units.hk(unit), key, 1))) << "key " << key;
         }
-        const ForwardBlock<Target> block{b, h, 1, first, rows, p.sequence(b), &rule, nullptr, keys, 0, {}};
+        const ForwardBlock<Target> block{b, h, 1, first, rows, p.sequence(b), &rule, nullptr, 0, nullptr, keys, 0, {}};
         const Lines now = asked(ahead.of(block, unit), block.rows);
         EXPECT_TRUE(holds(now, lines_of(f.out, b, h, first, rows)));
         all.insert(now.begin(), now.end());
@@ -150,6 +156,33 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
     };
     EXPECT_TRUE(in(q) || in(k) || in(v) || in(out));
   }
+}
+
+// Rows of a window meet one key block, wherever it begins, if its packed keys fit in L2.
+TEST(WindowTilesTest, HoldWhatNeighboursSee) {
+  ForwardProblem f;
+  Problem& p = f.problem;
+  p.B = 1, p.H = p.Hk = 1, p.Sq = p.Sk = p.Tq = p.Tk = 1500, p.window_right = 0;
+  const auto keys = [&](index_t D, index_t window) {
+    p.D = p.Dv = D, p.window_left = window;
+    const Units units(p);
+    const ForwardPlan<Portable32> plan(f, Executor(), Approach::packed, units);
+    bool one = true;
+    for (index_t first = 0; first < p.Sq; first += kQueryAlign) {
+      ForwardBlock<Portable32> block{};
+      const ScoreRule<float> rule = p.score_rule<float>(0, 0);
+      block.heads = 1, block.first = first, block.rules = &rule, block.sequence = p.sequence(0);
+      const index_t end = rule.visible_keys(Range{first, min_of(first + kQueryAlign, p.Sq)}).end;
+      one = one && end <= plan.first_key(block) + plan.tiles.keys;
+    }
+    return one ? plan.tiles.keys : -plan.tiles.keys;
+  };
+  EXPECT_EQ(keys(192, 200), 448);
+  EXPECT_EQ(keys(192, 201), 448);
+  EXPECT_EQ(keys(128, 512), 704);
+  EXPECT_EQ(keys(128, 514), 768);
+  EXPECT_EQ(keys(256, 200), -256);
+  EXPECT_EQ(keys(128, -1), -512);
 }
 
 // Only caches that come from memory, in wide rows, are worth asking for in two steps, and only quick products idle.
