@@ -58,6 +58,11 @@ bool made_by(const char* vendor) {
 // AMX, 2 threads, forward with D = 128, did 162 GFLOP/s in bf16 by VDPBF16PS and 261 in fp32 by FMA.
 bool made_by_intel() { return made_by("GenuineIntel"); }
 
+bool made_by_amd() {
+  static const bool by_amd = made_by("AuthenticAMD");
+  return by_amd;
+}
+
 // AMD's families, of which Zen 3 and 4 are 0x19 and Zen 5 is 0x1a: the base family 15 and the extension on top of it.
 std::uint32_t family() {
   const std::uint32_t signature = cpuid(1, 0).a;
@@ -100,19 +105,19 @@ Features detect_features() {
   return f;
 }
 
-bool asks_between_products() {
-  static const bool asks = made_by("AuthenticAMD");
-  return asks;
-}
+bool asks_between_products() { return made_by_amd(); }
 
 bool prefetches_into_l2() {
-  static const bool into_l2 = made_by_intel() ? has_avx512f() : made_by("AuthenticAMD") && family() <= 0x19;
+  static const bool into_l2 = made_by_intel() ? has_avx512f() : made_by_amd() && family() <= 0x19;
   return into_l2;
 }
+
+bool idles_while_converting() { return made_by_amd(); }
 #else
 Features detect_features() { return {}; }
 bool asks_between_products() { return false; }
 bool prefetches_into_l2() { return false; }
+bool idles_while_converting() { return false; }
 #endif
 
 }  // namespace flash_attn::cpu

@@ -2,6 +2,7 @@
 // Rows are given by their addresses, so that pages cost nothing.
 #pragma once
 
+#include "cpu/cpuid.h"
 #include "cpu/pack.h"
 #include "cpu/rows_ahead.h"
 #include "cpu/target.h"
@@ -243,7 +244,9 @@ DirectProducts<Target> direct_products_of(Asking asking) {
     return {dot_rows<Target, T, Into>, accumulate_rows<Target, T, Into>, add_sums<Target, T>};
   };
   switch (asking) {
-    case Asking::into_l2: return that_ask(AtItsPace<IntoL2, kIdleIntoL2<Target>>());
+    case Asking::into_l2:
+      if (!std::is_same_v<typename Target::Elem, T> && !idles_while_converting()) return that_ask(IntoL2());
+      return that_ask(AtItsPace<IntoL2, kIdleIntoL2<Target>>());
     case Asking::into_l1_from_memory: return that_ask(IntoL1FromMemory());
     case Asking::into_l1_at_its_pace: return that_ask(AtItsPace<IntoL1FromMemory, kIdleIntoL1<Target, T>>());
     default: return that_ask(IntoL1());
