@@ -158,6 +158,15 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
   }
 }
 
+// Rows that share the sets of an L1 of 32 KB and 8 ways take half of it at most.
+TEST(RowsInL1Test, AreFewerTheFurtherApart) {
+  EXPECT_EQ(rows_in_l1(128), kPrefetchRows);
+  EXPECT_EQ(rows_in_l1(1024), 16);
+  EXPECT_EQ(rows_in_l1(2048), 8);
+  EXPECT_EQ(rows_in_l1(4096), 4);
+  EXPECT_EQ(rows_in_l1(65536), 4);
+}
+
 // Rows of a window meet one key block, wherever it begins, if its packed keys fit in L2.
 TEST(WindowTilesTest, HoldWhatNeighboursSee) {
   ForwardProblem f;
