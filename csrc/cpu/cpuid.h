@@ -25,8 +25,8 @@ bool asks_between_products();
 bool prefetches_into_l2();
 
 /// Whether decoding that asks into L2 and converts what it reads is to idle between the lines that it asks for, as it
-/// does where nothing is converted. fp16 of 537 MB is 4 to 7 % faster by it on a Zen 4, and 3 to 15 % slower on a Xeon,
-/// which decodes bf16 8 % faster.
+/// does where nothing is converted. fp16 of 537 MB is up to 7 % faster by it on a Zen 4 (in one of two comparisons no
+/// faster), and 3 to 15 % slower on a Xeon, which decodes bf16 a tenth faster (docs/cpu-kernels.md).
 bool idles_while_converting();
 
 }  // namespace flash_attn::cpu

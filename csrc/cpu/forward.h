@@ -271,10 +271,10 @@ class Forward {
   }
 
   // Where they are, if products can take them there: whole strips of vectors, which wait for no copy. Tiles read rows
-  // that lie one after another.
+  // that lie one after another, and S_dmask reads them again when the output, which may be in their place, is written.
   void load_queries(Block& block, const Scratch& s) const {
     block.q = s.rows, block.q_stride = plan_.q_stride;
-    if (plan_.approach == Approach::packed && !Target::kTiled && block.rows % kRows == 0 &&
+    if (plan_.approach == Approach::packed && !Target::kTiled && !f_.s_dmask && block.rows % kRows == 0 &&
         is_as_packed(plan_.format, p_.q, p_.D, plan_.q_stride)) {
       block.q = reinterpret_cast<const Elem*>(row_of(block, p_.q, 0)), block.q_stride = p_.q.row_stride;
       return;

@@ -214,3 +214,17 @@ def test_num_splits_of_paged_varlen(num_splits):
     else:
         assert torch.equal(module.varlen_fwd(*arguments, num_splits)[0], expected[0])
         assert torch.isfinite(expected[0]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_output_may_take_the_place_of_q(dtype):
+    """S_dmask is written after the output, from scores that are computed again."""
+    q, k, v = (torch.randn(1, 64, 2, 64, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3))
+
+    def forward(out):
+        torch.manual_seed(0)
+        return module.fwd(q, k, v, out, None, 0.2, 0.125, False, -1, -1, 0.0, True, None)
+
+    expected = forward(None)
+    for result, wanted in zip(forward(q)[:3], expected):
+        assert torch.equal(result, wanted)
