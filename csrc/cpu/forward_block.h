@@ -178,11 +178,14 @@ struct ForwardPlan {
     const index_t keys = round_up(p.window_left + p.window_right + kQueryAlign + kKeyAlign - 1, kKeyAlign);
     return keys <= most_strip_keys(kRows) && keys * (p.D + p.Dv) * index_t(sizeof(Elem)) <= kMostBytes ? keys : 0;
   }
-  // Keys that a block of queries sees; fewer than all only as whole parts, wherever in a part they begin.
+  // Keys that a block of queries sees; fewer than all only as whole parts, wherever in a part they begin, and as whole
+  // sums (gemm.h): where packed keys turn, which depends on the number of threads, changes no bit of a result.
   index_t most_seen() const {
+    constexpr index_t kWhole = max_of(kPackedKeys, kStepsPerSum<Target> * Target::Format::kStep);
+    static_assert(kWhole % kPackedKeys == 0 && kWhole % (kStepsPerSum<Target> * Target::Format::kStep) == 0);
     if (!has_window()) return all_keys();
     const index_t keys = p.window_left + p.window_right + tiles.queries;
-    return min_of(all_keys(), (ceil_div(keys - 1, kPackedKeys) + 1) * kPackedKeys);
+    return min_of(all_keys(), round_up((ceil_div(keys - 1, kPackedKeys) + 1) * kPackedKeys, kWhole));
   }
   // A worker that helps with another's unit packs all that it sees of it: too much without a window.
   bool can_pack_alone(index_t threads) const {

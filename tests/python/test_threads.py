@@ -23,6 +23,8 @@ SAMPLES = {
     "gqa": Case(lengths=((70, 600),) * 2, H=6, Hk=2, D=64, window=(200, 10)),
     # With few threads, what they pack of K and V goes around in memory of their own; with more threads than units not.
     "long window": Case(lengths=((900, 1300),) * 2, H=4, Hk=2, D=48, window=(150, 20)),
+    # ... of more keys than a sum of bf16 products has, and no multiple of them.
+    "longer window": Case(lengths=((900, 1300),) * 2, H=4, Hk=2, D=48, window=(250, 20)),
     "dropout": Case(lengths=((130, 1100),), H=3, Hk=1, D=32, dropout_p=0.2, alibi="BH"),
     "varlen": Case(lengths=((1, 900), (0, 5), (700, 64), (33, 33)), varlen=True, H=2, Hk=1, D=72, softcap=15.0),
     "one row": Case(lengths=((1, 2000),), H=1, Hk=1, D=64),
