@@ -144,12 +144,10 @@ class Forward {
     if (f_.s_dmask) strips_.write_dmask(block, s);
   }
 
-  // The ranges of keys depend on lengths and num_splits alone, so results do not depend on threads or on other
-  // sequences.
+  // The ranges of a sequence depend on its own length and num_splits alone, so results do not depend on threads or on
+  // other sequences.
   void run_ranges() {
-    const index_t by_default = ceil_div(plan_.key_blocks * plan_.tiles.keys, kSplitKeys);
-    const index_t splits =
-        max_of<index_t>(1, min_of<index_t>(p_.num_splits > 0 ? p_.num_splits : by_default, plan_.key_blocks));
+    const index_t splits = splits_of(units_.longest_k());
     const index_t partial_bytes = plan_.carve_partial(nullptr).bytes;
     const index_t fit = units_.wave(splits * partial_bytes, splits, executor_.num_threads);
     const index_t slots = slots_of(fit, splits), wave = fit / slots * slots;
@@ -169,7 +167,7 @@ class Forward {
         const index_t unit = task / splits * slots, split = task % splits;
         const Scratch s = scratch(worker);
         [[maybe_unused]] const typename Target::Tiles::Session session;
-        attend_range(first + unit, slots, split, splits, s);
+        attend_range(first + unit, slots, split, s);
         for (index_t i = 0; i < slots; ++i)
           if (splits == 1)
             finish(s.block[i], plan_.slot(s, i));
@@ -197,10 +195,19 @@ class Forward {
     return slots;
   }
 
-  // Key blocks of range `split` of `splits`, for `count` units.
-  void attend_range(index_t unit, index_t count, index_t split, index_t splits, const Scratch& s) const {
-    const index_t keys = plan_.tiles.keys, blocks = plan_.key_blocks;
-    const Range range{split * blocks / splits * keys, (split + 1) * blocks / splits * keys};
+  // Ranges of a sequence of so many keys.
+  index_t splits_of(index_t keys) const {
+    const index_t blocks = ceil_div(keys, plan_.tiles.keys);
+    const index_t by_default = ceil_div(blocks * plan_.tiles.keys, kSplitKeys);
+    return max_of<index_t>(1, min_of<index_t>(p_.num_splits > 0 ? p_.num_splits : by_default, blocks));
+  }
+
+  // Key blocks of range `split`, which may have none, for `count` units of one sequence.
+  void attend_range(index_t unit, index_t count, index_t split, const Scratch& s) const {
+    const index_t keys = plan_.tiles.keys, k_len = p_.sequence(units_.b(unit)).k_len;
+    const index_t blocks = ceil_div(k_len, keys), splits = splits_of(k_len);
+    const auto begin_of = [&](index_t n) { return min_of(n, splits) * blocks / splits * keys; };
+    const Range range{begin_of(split), begin_of(split + 1)};
     for (index_t i = 0; i < count; ++i) begin(unit + i, 0, 0, plan_.slot(s, i));
     if (plan_.approach == Approach::direct) return direct_.attend(count, range, s);
     strips_.attend(*s.block, range, s);

@@ -143,8 +143,7 @@ struct ForwardPlan {
         packed(p, format, keys_to_hold(), !(alone && asks_between_products())),
         q_stride(round_up(p.D, kWidth)),
         o_stride(round_up(p.Dv, kWidth)),
-        query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)),
-        key_blocks(ceil_div(units.longest_k(), tiles.keys)) {}
+        query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)) {}
 
   Tiles tiles_for(int threads) const {
     Tiles t = forward_tiles(approach, p.D, p.Dv, sizeof(Elem), kRows);
@@ -314,7 +313,7 @@ struct ForwardPlan {
   const bool alone;
   const PackedKeys<Target> packed;
   const index_t q_stride, o_stride;
-  const index_t query_blocks, key_blocks;
+  const index_t query_blocks;
 };
 
 }  // namespace flash_attn::cpu

@@ -246,3 +246,24 @@ def test_explained():
     call = make_call({**PLAIN, "storage": "page 16"})
     explanation = flash_attn.explain(flash_attn_with_kvcache, **call.arguments())
     assert explanation.kernel.startswith("cpu.forward.float32") and explanation.backward is None
+
+
+@pytest.mark.parametrize("num_splits", [0, 3])
+@pytest.mark.parametrize("Sq", [1, 20])
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_other_sequences_change_no_bit(dtype, Sq, num_splits):
+    """A server that batches requests gives each what it would get by itself, however long the others are."""
+    g = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([2722, 2362, 1500, 1024, 60], dtype=torch.int32)
+    q, k, v = (
+        torch.randn(5, S, H, 40, generator=g).to(harness.TORCH_DTYPES[dtype]) for S, H in ((Sq, 4), *[(2800, 2)] * 2)
+    )
+
+    def attend(part):
+        options = {"causal": True, "num_splits": num_splits, "return_softmax_lse": True}
+        return flash_attn_with_kvcache(q[part], k[part], v[part], cache_seqlens=lengths[part], **options)
+
+    out, lse = attend(slice(None))
+    for b in range(5):
+        one, one_lse = attend(slice(b, b + 1))
+        assert torch.equal(one[0], out[b]) and torch.equal(one_lse[0], lse[b]), f"sequence {b}"
