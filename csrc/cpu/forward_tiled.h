@@ -1,7 +1,7 @@
 // A strip of rows against a key block where products are made in tiles.
 //
 // A tile's products take few instructions and much power, and on a Xeon nothing is gained by running exp2 beside them
-// (docs/cpu-kernels.md). So one follows the other, and what counts is where things lie: a tile store to a line that is
+// (docs/cpu-amx.md). So one follows the other, and what counts is where things lie: a tile store to a line that is
 // not in L1 holds up the products behind it. Scores of a few keys go through a small piece of memory that stays in L1;
 // probabilities, written by vectors over a longer time, wait until there are more of them, for O to be read and written
 // less often.
