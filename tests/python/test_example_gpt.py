@@ -21,6 +21,8 @@ import torch
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TINY = ["--width=32", "--heads=2", "--layers=1", "--seq-len=64", "--sample=20", "--threads=1"]
 
+needs_torchrun = pytest.mark.requires_torch(2, 0, "torch.distributed.run of torch 1.13 stops on Python 3.11")
+
 
 @pytest.fixture
 def gpt_data(monkeypatch):
@@ -142,6 +144,7 @@ def test_interrupted_run_resumes_exactly(tmp_path, data):
     assert "was made with --steps 150, not 151" in printed
 
 
+@needs_torchrun
 def test_two_processes_train_as_one(tmp_path, data):
     # The test's own conditions for torchrun: any free port, and one thread in each process.
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -171,6 +174,7 @@ assert not [name for name in names if "gloo" in name], names
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in Linux's /proc")
+@needs_torchrun
 def test_closed_processes_leave_no_thread(tmp_path):
     """A thread of gloo that is still there when Python ends aborts the process, once in tens of runs."""
     script = tmp_path / "threads_left.py"
