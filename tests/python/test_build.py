@@ -101,9 +101,8 @@ def test_metadata_without_torch(tmp_path):
     pytest.importorskip("setuptools", reason="setuptools is not installed here")
     name = run_python("-c", HOOK, tmp_path).rsplit("RESULT ", 1)[1].strip()
     text = (tmp_path / name / "METADATA").read_text(encoding="utf-8")
-    text = re.sub(
-        r"^(Requires-Dist: \S+) \((.*)\)$", r"\1\2", text, flags=re.MULTILINE
-    )  # as older wheel packages write
+    # Older wheel packages put versions in brackets.
+    text = re.sub(r"^(Requires-Dist: \S+) \((.*)\)$", r"\1\2", text, flags=re.MULTILINE)
     for line in ("Version: 2.8.3", "License: BSD-3-Clause", "Requires-Dist: torch>1.12.1", "Requires-Dist: einops"):
         assert line in text.splitlines()
 
