@@ -180,8 +180,8 @@ struct ForwardPlan {
   // Keys that a block of queries sees; fewer than all only as whole parts, wherever in a part they begin, and as whole
   // sums (gemm.h): where packed keys turn, which depends on the number of threads, changes no bit of a result.
   index_t most_seen() const {
-    constexpr index_t kWhole = max_of(kPackedKeys, kStepsPerSum<Target> * Target::Format::kStep);
-    static_assert(kWhole % kPackedKeys == 0 && kWhole % (kStepsPerSum<Target> * Target::Format::kStep) == 0);
+    constexpr index_t kOfSum = kStepsPerSum<Target> * Target::Format::kStep, kWhole = max_of(kPackedKeys, kOfSum);
+    static_assert(kWhole % kPackedKeys == 0 && kWhole % kOfSum == 0);
     if (!has_window()) return all_keys();
     const index_t keys = p.window_left + p.window_right + tiles.queries;
     return min_of(all_keys(), round_up((ceil_div(keys - 1, kPackedKeys) + 1) * kPackedKeys, kWhole));
