@@ -7,6 +7,7 @@ On the CPU the rows come in suites, each row with what it must reach:
   dims      other head dims over the rate of D=128
   features  score features over the plain call's time
   decode    one query over a long cache: share of a plain sum's bandwidth, and against torch; short caches
+  few       few queries over a short cache, against torch
   small     short calls through Python against torch
   threads   two threads over one
   avx2      dense, with this package, torch, oneDNN and MKL held to AVX2
@@ -36,6 +37,7 @@ import torch.nn.functional as F
 from cpu_suites import area_rows, dims_rows, features_rows, small_rows, threads_rows
 from decode_suite import decode_rows
 from dense_suite import TOKENS, WIDTH, avx2_rows, dense_rows
+from few_suite import few_rows
 from problems import DTYPES, PEERS
 from rows import chosen, measure
 from train_suite import train_rows
@@ -48,6 +50,7 @@ SUITES = {
     "dims": dims_rows,
     "features": features_rows,
     "decode": decode_rows,
+    "few": few_rows,
     "small": small_rows,
     "threads": threads_rows,
     "avx2": avx2_rows,

@@ -10,7 +10,8 @@ moves an address to or from a vector register. All of that is for want of regist
 time. A function that is inlined into another one is enough to bring it about, or a stride that the compiler does not
 know.
 
---check fails where a loop has more than one of these for 5 multiply-adds.
+--check fails where a loop has more than one of these for 5 multiply-adds. Of loops that read K and V where they are, in
+memory's time, vectors alone count: addresses of what they ask for may be on the stack, some on purpose (rows_ahead.h).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ INSTRUCTION = re.compile(r"^\s+([0-9a-f]+):\s+(.*?)\s*$")
 JUMP = re.compile(r"^j\w+\s+([0-9a-f]+)")
 MULTIPLY_ADD = re.compile(r"^(vdpbf16ps|vfn?m(add|sub)\d+p[sd])\s.*[yz]mm")
 BROADCAST = re.compile(r"^v(p?broadcast\w+\s.*\(%(?!rip)|fn?m(add|sub).*\{1to|dpbf16ps.*\{1to)")
+IN_MEMORYS_TIME = "accumulate_columns<"  # csrc/cpu/direct_rows.h
 ON_STACK = re.compile(r"\(%r[sb]p[,)]")
 VECTOR = re.compile(r"^v\w+\s.*[yz]mm")
 MOVED_ADDRESS = re.compile(r"^vmov[qd]\s+(%xmm\d+,%[er]|%[er]\w+,%xmm)")
@@ -107,7 +109,10 @@ def report(objects):
 
 
 def share(loop):
-    return (loop["vectors_on_stack"] + loop["others_on_stack"] + loop["moved_addresses"]) / loop["multiply_adds"]
+    counted = loop["vectors_on_stack"]
+    if not loop["function"].startswith(IN_MEMORYS_TIME):
+        counted += loop["others_on_stack"] + loop["moved_addresses"]
+    return counted / loop["multiply_adds"]
 
 
 def too_many(loop):

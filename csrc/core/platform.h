@@ -16,6 +16,7 @@
 #define FA_INLINE FA_HOST_DEVICE __forceinline
 #define FA_NOINLINE __declspec(noinline)
 #define FA_OPAQUE(integer)
+#define FA_THROUGH_MEMORY(x)
 #define FA_RESTRICT __restrict
 #include <intrin.h>
 #include <xmmintrin.h>
@@ -26,6 +27,7 @@
 #define FA_INLINE FA_HOST_DEVICE inline __attribute__((always_inline))
 #define FA_NOINLINE __attribute__((noinline))
 #define FA_OPAQUE(integer) __asm__("" : "+r"(integer))  // What is computed from it is computed here and not before.
+#define FA_THROUGH_MEMORY(x) __asm__("" : "+m"(x))      // It is stored here and loaded again.
 #define FA_RESTRICT __restrict__
 #define FA_NOP() __asm__ volatile("nop")
 #define FA_PREFETCH(address) __builtin_prefetch(address)

@@ -19,11 +19,7 @@ struct DirectFormat {
   static constexpr int kVectors = 1;       // Accumulators that a load of one k-step of V meets.
 
   static FA_INLINE V load(const T* row) { return Simd::load(row); }
-  static FA_INLINE V load(const T* row, index_t n) {
-    T part[kLength] = {};
-    std::memcpy(part, row, static_cast<std::size_t>(min_of<index_t>(n, kLength)) * sizeof(T));
-    return Simd::load(part);
-  }
+  static FA_INLINE V load(const T* row, index_t n) { return Simd::load_first(row, n); }
   static FA_INLINE V load_query(const Elem* q) { return Simd::load(q); }
   static FA_INLINE V load_query(const Elem* q, index_t) { return Simd::load(q); }
   template <class... Left>
@@ -77,50 +73,73 @@ struct DirectRows {
   }
 };
 
+// Loops over accumulators are unrolled here, since GCC 12 keeps arrays in memory whose loops it unrolls late.
+template <int N, class Work>
+FA_INLINE void each_of(Work&& work) {
+  each_part(work, std::make_integer_sequence<int, N>());
+}
+
 // sum[i * N + k] += q[i] . row[k] over features [d, d + kLength); `left` is how many there are, if not all.
 template <class Target, class T, int R, int N, class... Left>
 FA_INLINE void dot_step(const typename Target::Elem* q, index_t q_stride, const T* const* row, index_t d,
                         typename Target::Simd::V* sum, Left... left) {
   using Direct = DirectFormat<Target, T>;
   decltype(Direct::load(row[0])) key[N];
-  for (int k = 0; k < N; ++k) key[k] = Direct::load(row[k] + d, left...);
-  for (int i = 0; i < R; ++i) {
+  each_of<N>([&](auto k) { key[k] = Direct::load(row[k] + d, left...); });
+  each_of<R>([&](auto i) {
     const auto query = Direct::load_query(q + i * q_stride + d, left...);
-    for (int k = 0; k < N; ++k) sum[i * N + k] = Target::Format::multiply_add(query, key[k], sum[i * N + k]);
-  }
+    each_of<N>([&](auto k) { sum[i * N + k] = Target::Format::multiply_add(query, key[k], sum[i * N + k]); });
+  });
 }
 
-// scores[r * kDirectKeys + n] = q[r] . rows[n] for the kRows queries of a strip and n in [begin, end).
-template <class Target, class T, class Into>
+// sum[i * Stride + k] = q[i] . rows[min(n + k, last)], lane by lane, for R queries and N keys, asking for as many lines
+// as it reads.
+template <class Target, class T, int R, int N, int Stride, class Into>
+FA_INLINE LinesAhead<Into> dot_block(const typename Target::Elem* q, index_t q_stride, index_t D,
+                                     const DirectRows& rows, index_t n, index_t last, typename Target::Simd::V* sum,
+                                     LinesAhead<Into> ahead, bool asks) {
+  using Direct = DirectFormat<Target, T>;
+  using V = typename Target::Simd::V;
+  constexpr index_t kLine = kCacheLine / index_t(sizeof(T));
+  const index_t whole = D / Direct::kLength * Direct::kLength, lines = asks ? N * ceil_div(D, kLine) : 0;
+  const int before = asks && !Into::kAfterProducts ? N : 0;  // Lines to ask for before the products with a line.
+  const T* row[N];
+  each_of<N>([&](auto k) { row[k] = rows.row<T>(min_of(n + k, last)); });
+  V part[R * N];
+  each_of<R * N>([&](auto i) { part[i] = V(typename Target::Real(0)); });
+  for (index_t d = 0; d < whole; d += Direct::kLength) {
+    for (int k = 0; k < before && d % kLine == 0; ++k) ahead.ask();
+    dot_step<Target, T, R, N>(q, q_stride, row, d, part);
+  }
+  if (whole < D) {
+    for (int k = 0; k < before && whole % kLine == 0; ++k) ahead.ask();
+    dot_step<Target, T, R, N>(q, q_stride, row, whole, part, D - whole);
+  }
+  for (index_t line = 0; line < lines && Into::kAfterProducts; ++line) ahead.ask();
+  each_of<R * N>([&](auto i) { sum[i / N * Stride + i % N] = part[i]; });
+  return ahead;
+}
+
+// scores[r * kDirectKeys + n] = q[r] . rows[n] for Rows queries of a strip and n in [begin, end). Four keys meet as
+// many of the queries at a time: more rows of memory side by side are more than prefetchers follow.
+template <class Target, class T, int Rows, class Into>
 void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const DirectRows& rows, index_t begin,
               index_t end, typename Target::Real* scores) {
-  using Direct = DirectFormat<Target, T>;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
-  constexpr int W = Simd::W, R = W == 16 ? 4 : 2, N = W / R;
-  constexpr index_t kLine = kCacheLine / index_t(sizeof(T));
-  static_assert(Target::kRows % R == 0);
-  const index_t whole = D / Direct::kLength * Direct::kLength, lines = N * ceil_div(D, kLine);
-  LinesAhead ahead(rows.ahead);
+  constexpr int W = Simd::W, R = min_of(Rows, W == 16 ? 4 : 2), N = W / R, kBlock = min_of(N, 4);
+  static_assert(Rows % R == 0 && W % R == 0 && N % kBlock == 0);
+  LinesAhead<Into> ahead(rows.ahead);
   for (index_t n = begin; n < end; n += N) {
-    const T* row[N];
-    for (int k = 0; k < N; ++k) row[k] = rows.row<T>(min_of(n + k, end - 1));
-    for (int r = 0; r < Target::kRows; r += R) {
+    for (int r = 0; r < Rows; r += R) {
       V sum[W];
-      for (int i = 0; i < W; ++i) sum[i] = V(typename Target::Real(0));
-      const auto* const queries = q + r * q_stride;
-      const auto ask_before = [&](index_t d) {
-        for (int k = 0; k < N && !Into::kAfterProducts && r == 0 && d % kLine == 0; ++k) ahead.template ask<Into>();
-      };
-      for (index_t d = 0; d < whole; d += Direct::kLength) {
-        ask_before(d);
-        dot_step<Target, T, R, N>(queries, q_stride, row, d, sum);
-      }
-      if (whole < D) {
-        ask_before(whole);
-        dot_step<Target, T, R, N>(queries, q_stride, row, whole, sum, D - whole);
-      }
-      for (index_t line = 0; line < lines && Into::kAfterProducts && r == 0; ++line) ahead.template ask<Into>();
+      each_of<W>([&](auto i) { sum[i] = V(typename Target::Real(0)); });
+      each_of<N / kBlock>([&](auto block) {
+        constexpr int k = block * kBlock;
+        if (k == 0 || n + k < end)
+          ahead = dot_block<Target, T, R, kBlock, N>(q + r * q_stride, q_stride, D, rows, n + k, end - 1, sum + k,
+                                                     ahead, r == 0);
+      });
       alignas(64) typename Target::Real sums[W];
       Simd::store(sums, Simd::sum_each(sum));
       for (int i = 0; i < R; ++i) {
@@ -142,30 +161,30 @@ FA_INLINE index_t sums_stride(index_t features) {
 
 // sums[r][at .. at + N * W) += sum over n in [begin, end) of p[r * kDirectKeys + n] * rows[n][at ..]; p is 0 at `end`
 // where kStep does not divide it. Fresh: they are 0 before. Whole: there are that many features.
-template <class Target, class T, class Into, int N, bool Whole>
-FA_INLINE void accumulate_columns(const typename Target::Elem* p, const DirectRows& rows, index_t begin, index_t end,
-                                  index_t at, index_t features, typename Target::Real* sums, bool fresh,
-                                  LinesAhead& lines_ahead) {
+template <class Target, class T, int Rows, class Into, int N, bool Whole>
+FA_NOINLINE void accumulate_columns(const typename Target::Elem* p, const DirectRows& rows, index_t begin, index_t end,
+                                    index_t at, index_t features, typename Target::Real* sums, bool fresh,
+                                    LinesAhead<Into>& lines_ahead) {
   using Direct = DirectFormat<Target, T>;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   constexpr index_t kStep = Target::Format::kStep, kWidth = N * Simd::W;
   constexpr index_t kLine = kCacheLine / index_t(sizeof(T));
   const index_t stride = sums_stride<Target>(features);
-  LinesAhead ahead = lines_ahead;
-  V sum[Target::kRows][N];
-  for (int r = 0; r < Target::kRows; ++r)
-    for (int c = 0; c < N; ++c)
-      sum[r][c] = fresh ? V(typename Target::Real(0)) : Simd::load(sums + r * stride + at + c * Simd::W);
+  // Of a step: as many as it reads.
+  const index_t columns = Whole ? kWidth : min_of(kWidth, features - at);
+  const index_t lines = kWidth >= kLine || at % kLine == 0 ? ceil_div(columns, kLine) * kStep : 0;
+  LinesAhead<Into> ahead = lines_ahead;
+  V sum[Rows][N];
+  each_of<Rows>([&](auto r) { each_of<N>([&](auto c) { sum[r][c] = V(typename Target::Real(0)); }); });
+  if (!fresh)
+    each_of<Rows>(
+        [&](auto r) { each_of<N>([&](auto c) { sum[r][c] = Simd::load(sums + r * stride + at + c * Simd::W); }); });
   for (index_t n = begin; n < end; n += kStep) {
     const index_t last = min_of(n + kStep - 1, end - 1);
     const T* const row[2] = {rows.row<T>(n), rows.row<T>(last)};
-    const auto ask = [&] {
-      for (index_t c = 0; c < kWidth && (kWidth >= kLine || at % kLine == 0) && (Whole || at + c < features);
-           c += kLine)
-        for (index_t k = 0; k < kStep; ++k) ahead.template ask<Into>();
-    };
-    if constexpr (!Into::kAfterProducts) ask();
+    if constexpr (!Into::kAfterProducts)
+      for (index_t line = 0; line < lines; ++line) ahead.ask();
     decltype(Direct::load(row[0])) column[N];
     for (int c = 0; c < N; c += Direct::kVectors) {
       const index_t from = at + c * Simd::W;
@@ -174,38 +193,48 @@ FA_INLINE void accumulate_columns(const typename Target::Elem* p, const DirectRo
       else
         Direct::columns(row, min_of(from, features), column + c, max_of<index_t>(features - from, 0));
     }
-    for (int r = 0; r < Target::kRows; ++r) {
+    each_of<Rows>([&](auto r) {
       const auto weight = Target::Format::broadcast(p + r * kDirectKeys + n);
-      for (int c = 0; c < N; ++c) sum[r][c] = Target::Format::multiply_add(weight, column[c], sum[r][c]);
-    }
-    if constexpr (Into::kAfterProducts) ask();
+      each_of<N>([&](auto c) { sum[r][c] = Target::Format::multiply_add(weight, column[c], sum[r][c]); });
+    });
+    if constexpr (Into::kAfterProducts)
+      for (index_t line = 0; line < lines; ++line) ahead.ask();
   }
-  for (int r = 0; r < Target::kRows; ++r)
-    for (int c = 0; c < N; ++c) Simd::store(sums + r * stride + at + c * Simd::W, sum[r][c]);
+  // Addresses of the sums are not kept over the products, which need the registers.
+  index_t to_row = stride;
+  FA_OPAQUE(to_row);
+  each_of<Rows>(
+      [&](auto r) { each_of<N>([&](auto c) { Simd::store(sums + r * to_row + at + c * Simd::W, sum[r][c]); }); });
   lines_ahead = ahead;
 }
 
-// sums[r] += sum over n in [begin, end) of p[r * kDirectKeys + n] * rows[n] for the kRows queries of a strip; begin is
-// a multiple of kStep. Fresh: sums are 0 before.
-template <class Target, class T, class Into>
+// sums[r] += sum over n in [begin, end) of p[r * kDirectKeys + n] * rows[n] for Rows queries of a strip; begin is a
+// multiple of kStep. Fresh: sums are 0 before.
+template <class Target, class T, int Rows, class Into>
 void accumulate_rows(const typename Target::Elem* p, const DirectRows& rows, index_t begin, index_t end,
                      index_t features, typename Target::Real* sums, bool fresh) {
   constexpr index_t W = Target::Simd::W;
-  constexpr int kWide = Target::kPanelVectors, kNarrow = kWide > 2 ? 2 : kWide;
-  LinesAhead ahead(rows.ahead);
+  constexpr int kWide = Target::kPanelVectors, kVectors = DirectFormat<Target, T>::kVectors;
+  LinesAhead<Into> ahead(rows.ahead);
   index_t at = 0;
   for (; at + kWide * W <= features; at += kWide * W)
-    accumulate_columns<Target, T, Into, kWide, true>(p, rows, begin, end, at, features, sums, fresh, ahead);
-  for (; at < features; at += kNarrow * W)
-    accumulate_columns<Target, T, Into, kNarrow, false>(p, rows, begin, end, at, features, sums, fresh, ahead);
+    accumulate_columns<Target, T, Rows, Into, kWide, true>(p, rows, begin, end, at, features, sums, fresh, ahead);
+  const index_t left = ceil_div(features - at, kVectors * W);
+  each_part(
+      [&](auto n) {
+        constexpr int N = (decltype(n)::value + 1) * kVectors;
+        if (left * kVectors == N)
+          accumulate_columns<Target, T, Rows, Into, N, false>(p, rows, begin, end, at, features, sums, fresh, ahead);
+      },
+      std::make_integer_sequence<int, kWide / kVectors>());
 }
 
 // o[r] += sums[r].
-template <class Target, class T>
+template <class Target, class T, int Rows>
 void add_sums(const typename Target::Real* sums, index_t features, typename Target::Real* o, index_t o_stride) {
   using Direct = DirectFormat<Target, T>;
   using Simd = typename Target::Simd;
-  for (int r = 0; r < Target::kRows; ++r, o += o_stride, sums += sums_stride<Target>(features))
+  for (int r = 0; r < Rows; ++r, o += o_stride, sums += sums_stride<Target>(features))
     for (index_t at = 0; at < features; at += Direct::kVectors * Simd::W) {
       typename Simd::V part[Direct::kVectors];
       for (int c = 0; c < Direct::kVectors; ++c) part[c] = Simd::load(sums + at + c * Simd::W);
@@ -220,16 +249,22 @@ template <class Target>
 struct DirectProducts {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
-  void (*dots)(const Elem* q, index_t q_stride, index_t D, const DirectRows& rows, index_t begin, index_t end,
-               Real* scores);
-  void (*accumulate)(const Elem* p, const DirectRows& rows, index_t begin, index_t end, index_t features, Real* sums,
-                     bool fresh);
-  void (*add)(const Real* sums, index_t features, Real* o, index_t o_stride);
+  struct OfRows {
+    void (*dots)(const Elem* q, index_t q_stride, index_t D, const DirectRows& rows, index_t begin, index_t end,
+                 Real* scores);
+    void (*accumulate)(const Elem* p, const DirectRows& rows, index_t begin, index_t end, index_t features, Real* sums,
+                       bool fresh);
+    void (*add)(const Real* sums, index_t features, Real* o, index_t o_stride);
+  };
+  OfRows one, strip;
+
+  // Of a strip that has so many rows: a single one, as of heads that share no keys, takes a fourth of the products.
+  FA_INLINE const OfRows& of(index_t rows) const { return rows == 1 ? one : strip; }
 };
 
 // Instructions to idle for each line, where products have the pace of memory; shorter vectors take long enough. Into
-// L2: measured on a Zen 4, where caches that need not be asked for lose nothing by it. Into L1: measured on a Zen 5,
-// with multiplicands that are as they are in memory; converting them takes long enough.
+// L2: measured on a Zen 4. Into L1: measured on a Zen 5, with multiplicands that are as they are in memory; converting
+// them takes long enough.
 template <class Target>
 inline constexpr int kIdleIntoL2 = Target::Simd::W < 16 ? 0 : 8;
 template <class Target, class T>
@@ -241,11 +276,17 @@ template <class Target, class T>
 DirectProducts<Target> direct_products_of(Asking asking) {
   const auto that_ask = [](auto into) -> DirectProducts<Target> {
     using Into = decltype(into);
-    return {dot_rows<Target, T, Into>, accumulate_rows<Target, T, Into>, add_sums<Target, T>};
+    const auto of_rows = [](auto rows) -> typename DirectProducts<Target>::OfRows {
+      constexpr int kRows = rows;
+      return {dot_rows<Target, T, kRows, Into>, accumulate_rows<Target, T, kRows, Into>, add_sums<Target, T, kRows>};
+    };
+    return {of_rows(std::integral_constant<int, 1>()), of_rows(std::integral_constant<int, Target::kRows>())};
   };
   switch (asking) {
-    case Asking::into_l2:
-      if (!std::is_same_v<typename Target::Elem, T> && !idles_while_converting()) return that_ask(IntoL2());
+    case Asking::into_l2: return that_ask(IntoL2());
+    case Asking::into_l2_at_its_pace:
+      if (!std::is_same_v<typename Target::Elem, T> && !idles_while_converting())
+        return that_ask(AtItsPace<IntoL2, 0>());
       return that_ask(AtItsPace<IntoL2, kIdleIntoL2<Target>>());
     case Asking::into_l1_from_memory: return that_ask(IntoL1FromMemory());
     case Asking::into_l1_at_its_pace: return that_ask(AtItsPace<IntoL1FromMemory, kIdleIntoL1<Target, T>>());

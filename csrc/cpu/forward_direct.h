@@ -23,7 +23,7 @@ class ForwardDirect {
       : plan_(plan),
         p_(plan.p),
         strips_(strips),
-        into_l2_(plan.asking == Asking::into_l2),
+        into_l2_(goes_into_l2(plan.asking)),
         rows_per_page_(max_of<index_t>(1, kPageBytes / max_of<index_t>(1, p_.k.row_stride * plan.format.size))) {}
 
   // The rows of `count` neighbouring key heads of a sequence against key blocks from key keys.begin to keys.end, as far
@@ -138,9 +138,13 @@ class ForwardDirect {
       }
   }
 
+  FA_INLINE const typename DirectProducts<Target>::OfRows& products(const Scratch& s, index_t r) const {
+    return plan_.products.of(s.block->rows - r);
+  }
+
   void multiply_keys(index_t count, Range seen, const Stream& stream, const Scratch& scratch) const {
     walk(count, seen, stream, 0, scratch, [&](const Scratch& s, index_t r, Range columns, const DirectRows& rows) {
-      plan_.products.dots(s.rows + r * plan_.q_stride, plan_.q_stride, p_.D, rows, columns.begin, columns.end,
+      products(s, r).dots(s.rows + r * plan_.q_stride, plan_.q_stride, p_.D, rows, columns.begin, columns.end,
                           s.scores + r * kDirectKeys);
     });
   }
@@ -159,14 +163,14 @@ class ForwardDirect {
     const index_t stride = sums_stride<Target>(p_.Dv);
     walk(count, seen, stream, stream.values, scratch,
          [&](const Scratch& s, index_t r, Range columns, const DirectRows& rows) {
-           plan_.products.accumulate(s.probabilities + r * kDirectKeys, rows, columns.begin, columns.end, p_.Dv,
+           products(s, r).accumulate(s.probabilities + r * kDirectKeys, rows, columns.begin, columns.end, p_.Dv,
                                      s.sums + r * stride, columns.begin == s.columns[r / kRows].begin);
          });
     for (index_t i = 0; i < count; ++i) {
       const Scratch s = plan_.slot(scratch, i);
       for (index_t r = 0; r < s.block->rows; r += kRows)
         if (s.columns[r / kRows].begin < s.columns[r / kRows].end)
-          plan_.products.add(s.sums + r * stride, p_.Dv, s.o + r * plan_.o_stride, plan_.o_stride);
+          products(s, r).add(s.sums + r * stride, p_.Dv, s.o + r * plan_.o_stride, plan_.o_stride);
     }
   }
 

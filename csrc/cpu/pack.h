@@ -38,7 +38,7 @@ struct RowsOf {
     const T* in = static_cast<const T*>(source);
     index_t i = 0;
     for (; i + W <= n; i += W) Simd::store(out + i, Simd::load(in + i));
-    for (; i < n; ++i) out[i] = to_float(in[i]);
+    if (i < n) Simd::store_first(out + i, Simd::load_first(in + i, n - i), n - i);
   }
   // A call of memcpy takes longer than to move a row of a usual length.
   static FA_INLINE void load_row(const void* source, index_t n, Elem* out) {
@@ -62,23 +62,13 @@ struct RowsOf {
     }
   }
   // Multiplicands as products get them: of bf16, what is subnormal becomes 0.
-  static FA_INLINE void store_vector(T* out, typename Simd::V x) {
-    if constexpr (std::is_same_v<Elem, T>)
-      Target::Format::store(out, x);
-    else
-      Simd::store(out, x);
-  }
+  using Stored = std::conditional_t<std::is_same_v<Elem, T>, typename Target::Format, Simd>;
   static FA_INLINE void store(const Real* row, Real factor, index_t n, void* out) {
     T* to = static_cast<T*>(out);
     using V = typename Simd::V;
     index_t i = 0;
-    for (; i + W <= n; i += W) store_vector(to + i, Simd::load(row + i) * V(factor));
-    for (; i < n; ++i) {
-      if constexpr (std::is_same_v<T, Real>)
-        to[i] = row[i] * factor;
-      else
-        to[i] = from_float<T>(row[i] * factor);
-    }
+    for (; i + W <= n; i += W) Stored::store(to + i, Simd::load(row + i) * V(factor));
+    if (i < n) Stored::store_first(to + i, Simd::load_first(row + i, n - i) * V(factor), n - i);
   }
   static void store_rows(const Real* x, index_t stride, const Real* factors, index_t rows, index_t n, char* out,
                          index_t row_bytes) {
@@ -101,9 +91,8 @@ struct RowsOf {
     typename Simd::V sums(Real(0));
     index_t i = 0;
     for (; i + W <= n; i += W) sums = fma(Simd::load(x + i), Simd::load(y + i), sums);
-    Real sum = Simd::reduce_sum(sums);
-    for (; i < n; ++i) sum += Real(to_float(x[i])) * Real(to_float(y[i]));
-    return sum;
+    if (i < n) sums = fma(Simd::load_first(x + i, n - i), Simd::load_first(y + i, n - i), sums);
+    return Simd::reduce_sum(sums);
   }
   static constexpr RowFormat<Target> format() {
     return {load, store, store_rows, dot_rows, sizeof(T), std::is_same_v<Elem, T>};

@@ -9,19 +9,26 @@
 
 namespace flash_attn::cpu {
 
-// Where memory that is asked for ahead of its turn goes: into L1, or into L2 only (see prefetches_into_l2).
-enum class Asking { into_l1, into_l1_from_memory, into_l1_at_its_pace, into_l2 };
+// Where memory that is asked for ahead of its turn goes: into L1, or into L2 only (see prefetches_into_l2). What comes
+// from memory and not from a cache is asked for at memory's pace.
+enum class Asking { into_l1, into_l1_from_memory, into_l1_at_its_pace, into_l2, into_l2_at_its_pace };
+FA_INLINE bool goes_into_l2(Asking asking) {
+  return asking == Asking::into_l2 || asking == Asking::into_l2_at_its_pace;
+}
+
+// How a line is asked for (ask), one far behind it if kAsksFar (ask_far), and what begins a row (begin_row).
+// kAfterProducts: after those of a step. kThroughMemory: the next line's address is stored and loaded again. Loads wait
+// behind prefetches that find no buffer, and this way so does the next prefetch.
 struct IntoL1 {
-  static constexpr bool kAfterProducts = false;
+  static constexpr bool kAfterProducts = false, kAsksFar = false, kThroughMemory = false;
   static FA_INLINE void ask(const void* line) { FA_PREFETCH(line); }
-  static FA_INLINE void ask_far(const void*) {}
   static FA_INLINE void begin_row(const void* const*) {}
 };
 // From memory, not from a cache, a prefetch into L1 holds a miss buffer for long, and the loads behind it up. A line of
 // each KB is asked for kFarRows earlier, into L2: it has the address translated, and the processor's own prefetchers
 // begin.
 struct IntoL1FromMemory : IntoL1 {
-  static constexpr bool kAfterProducts = true;
+  static constexpr bool kAfterProducts = true, kAsksFar = true, kThroughMemory = true;
   static FA_INLINE void ask_far(const void* line) {
     if (reinterpret_cast<std::uintptr_t>(line) % 1024 < kCacheLine) FA_PREFETCH_L2(line);
   }
@@ -29,15 +36,15 @@ struct IntoL1FromMemory : IntoL1 {
 // A prefetch into L2 waits for the translation of its address, which one line of each row, kFarRows earlier, takes care
 // of.
 struct IntoL2 {
-  static constexpr bool kAfterProducts = false;
+  static constexpr bool kAfterProducts = false, kAsksFar = false, kThroughMemory = false;
   static FA_INLINE void ask(const void* line) { FA_PREFETCH_L2(line); }
-  static FA_INLINE void ask_far(const void*) {}
   static FA_INLINE void begin_row(const void* const* row) { FA_PREFETCH(row[kFarRows]); }
 };
 // Lines that are asked for faster than memory gives them stand in each other's way: quick products idle for that many
 // instructions after each.
 template <class Into, int Idle>
 struct AtItsPace : Into {
+  static constexpr bool kThroughMemory = true;
   static FA_INLINE void ask(const void* line) {
     Into::ask(line);
     idle(std::make_integer_sequence<int, Idle>());
@@ -81,16 +88,20 @@ struct RowsToAsk {
 
 // Their lines, one by one. As long as no more are asked for than n rows have, the addresses of n + 1 rows are read, and
 // those of as many kFarRows on.
+template <class Into>
 class LinesAhead {
  public:
   FA_INLINE explicit LinesAhead(const RowsToAsk& rows) : rows_(&rows), row_(rows.first) { begin_row(); }
   explicit LinesAhead(RowsToAsk&&) = delete;  // It is pointed to.
 
-  template <class Into>
   FA_INLINE void ask() {
     Into::ask(line_);
-    Into::ask_far(far_);
-    line_ += kCacheLine, far_ += kCacheLine;
+    if constexpr (Into::kAsksFar) {
+      Into::ask_far(far_);
+      far_ += kCacheLine;
+    }
+    line_ += kCacheLine;
+    if constexpr (Into::kThroughMemory) FA_THROUGH_MEMORY(line_);
     if (line_ < end_) return;
     Into::begin_row(++row_);
     begin_row();
@@ -100,14 +111,14 @@ class LinesAhead {
   FA_INLINE void begin_row() {
     line_ = static_cast<const char*>(*row_) + rows_->offset;
     end_ = line_ + rows_->bytes;
-    far_ = static_cast<const char*>(row_[kFarRows]) + rows_->offset;
+    if constexpr (Into::kAsksFar) far_ = static_cast<const char*>(row_[kFarRows]) + rows_->offset;
   }
 
   const RowsToAsk* rows_;
   const void* const* row_;
   const char* line_;
   const char* end_;
-  const char* far_;
+  const char* far_ = nullptr;
 };
 
 // Rows of a head for the strips of a block to ask for, too far apart for the processor's own prefetchers. Forced

@@ -68,12 +68,19 @@ def test_every_cpu_suite_fills_the_documented_json(tmp_path, documented):
     """Rows of each suite in one run: what README.md says of the file is what is in it, and the summary counts them."""
     path = tmp_path / "times.json"
     patterns = ["area fp32 D64 forward", "dims fp32 D80", "features fp32 D64 forward", "features fp32 D64 dropout"]
-    patterns += ["decode bf16", "small fp32", "threads bf16 H1 forward", "avx2 fp32 D64 full forward", "train fp32"]
+    patterns += [
+        "decode bf16",
+        "few fp32 D36 Sq1",
+        "small fp32",
+        "threads bf16 H1 forward",
+        "avx2 fp32 D64 full forward",
+        "train fp32",
+    ]
     printed = benchmark("--rows", "fp32 D64 full dense", *patterns, "--json", str(path))
     stored = json.loads(path.read_text())
     left_out = {line.split()[0] for line in printed.splitlines() if " left out: " in line}
     suites = stored["setting"]["suites"].split()
-    assert len(suites) == 9
+    assert len(suites) == 10
     assert {row["suite"] for row in stored["rows"]} == set(suites) - left_out
     always = {name for name, (_, present) in documented.items() if present == "always"}
     for row in stored["rows"]:
@@ -300,6 +307,7 @@ def test_required_rows_are_all_there(modules):
     assert {row.required for row in rows["dims"]} == {0.85, 0.75}
     assert {row.required for row in rows["features"]} == {1.15, 1.25, 1.35}
     assert {row.required for row in rows["decode"]} == {0.7, 2.5, None}
+    assert {row.required for row in rows["few"]} == {None}
     assert {row.required for row in rows["threads"]} == {1.85, 1.7}
     assert {row.required for suite in ("small", "train") for row in rows[suite]} == {1.0}
     swept = attention.parse_arguments(["--sweep"])

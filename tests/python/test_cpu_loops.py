@@ -63,6 +63,17 @@ def test_what_is_for_want_of_registers_is_counted(beside, vectors, others, moved
     assert cpu_loops.too_many(loop) == bad
 
 
+def test_in_memorys_time_addresses_may_be_on_the_stack():
+    of_memory = {"multiply<4>": True, "accumulate_columns<4>": False}
+    for function, bad in of_memory.items():
+        code = strip("mov 0x8(%rsp),%rax", "mov %rax,0x8(%rsp)").replace("multiply<4>", function)
+        (loop,) = cpu_loops.product_loops(code)
+        assert cpu_loops.too_many(loop) == bad
+        code = strip("vmovaps %zmm8,0x8(%rsp)", "vmovaps 0x8(%rsp),%zmm8").replace("multiply<4>", function)
+        (loop,) = cpu_loops.product_loops(code)
+        assert cpu_loops.too_many(loop)
+
+
 @pytest.mark.parametrize(
     "instructions",
     [

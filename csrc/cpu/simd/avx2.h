@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include <cstring>
 #include <limits>
 
 #include "core/numeric.h"
@@ -70,12 +71,9 @@ struct Avx2Simd {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
   static FA_INLINE V load(const float* p) { return V(_mm256_loadu_ps(p)); }
-  static FA_INLINE V load(const Half* p) {
-    return V(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-  }
-  static FA_INLINE V load(const BFloat16* p) {
-    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return V(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)));
+  template <class T>
+  static FA_INLINE V load(const T* p) {
+    return widen(p, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
   static FA_INLINE void store(float* p, V x) { _mm256_storeu_ps(p, x.v); }
   static FA_INLINE void store(Half* p, V x) {
@@ -90,6 +88,30 @@ struct Avx2Simd {
     const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  }
+  // The first n elements of W, if there are fewer: zeros in the other lanes, and nothing else of memory is touched.
+  static FA_INLINE V load_first(const float* p, index_t n) { return V(_mm256_maskload_ps(p, first(n))); }
+  // Halves of words, for which there are no masks: in pairs, and one by itself. Never through memory, which would have
+  // GCC 12 keep the accumulators of loops around it there too.
+  template <class T>
+  static FA_INLINE V load_first(const T* p, index_t n) {
+    if (n >= W) return load(p);
+    const __m128i lane =
+        _mm_cmpeq_epi16(_mm_set1_epi16(static_cast<short>(n - 1)), _mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7));
+    const __m128i last =
+        n % 2 == 0 ? _mm_setzero_si128() : _mm_and_si128(lane, _mm_set1_epi16(static_cast<short>(p[n - 1].bits)));
+    return widen(p, _mm_or_si128(_mm_maskload_epi32(reinterpret_cast<const int*>(p), pairs(n / 2 * 2)), last));
+  }
+  static FA_INLINE void store_first(float* p, V x, index_t n) { _mm256_maskstore_ps(p, first(n), x.v); }
+  template <class T>
+  static FA_INLINE void store_first(T* p, V x, index_t n) {
+    if (n >= W) return store(p, x);
+    alignas(16) T part[W];
+    store(part, x);
+    if (n % 2 == 0)
+      _mm_maskstore_epi32(reinterpret_cast<int*>(p), pairs(n), _mm_load_si128(reinterpret_cast<const __m128i*>(part)));
+    else
+      std::memcpy(p, part, static_cast<std::size_t>(n) * sizeof(T));
   }
   static FA_INLINE V from_products(V x) { return x; }
   static FA_INLINE V iota() { return V(_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7)); }
@@ -155,6 +177,17 @@ struct Avx2Simd {
   static FA_INLINE std::uint64_t at_most(__m256i bytes, std::uint32_t threshold) {
     const __m256i smaller = _mm256_min_epu8(bytes, _mm256_set1_epi8(static_cast<char>(threshold)));
     return static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(smaller, bytes)));
+  }
+  static FA_INLINE __m256i first(index_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n < W ? n : W)),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static FA_INLINE V widen(const Half*, __m128i bits) { return V(_mm256_cvtph_ps(bits)); }
+  static FA_INLINE V widen(const BFloat16*, __m128i bits) {
+    return V(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)));
+  }
+  static FA_INLINE __m128i pairs(index_t n) {
+    return _mm_cmpgt_epi32(_mm_set1_epi32(static_cast<int>(n)), _mm_setr_epi32(0, 2, 4, 6));
   }
 };
 

@@ -99,24 +99,28 @@ struct Avx512Simd {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
   static FA_INLINE V load(const float* p) { return V(_mm512_loadu_ps(p)); }
-  static FA_INLINE V load(const Half* p) {
-    return V(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
-  }
-  static FA_INLINE V load(const BFloat16* p) {
-    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return V(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)));
+  template <class T>
+  static FA_INLINE V load(const T* p) {
+    return widen(p, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
   static FA_INLINE void store(float* p, V x) { _mm512_storeu_ps(p, x.v); }
-  static FA_INLINE void store(Half* p, V x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
+  template <class T>
+  static FA_INLINE void store(T* p, V x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round(p, x));
   }
-  static FA_INLINE void store(BFloat16* p, V x) {
-    const __m512i bits = _mm512_castps_si512(x.v);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
-    const __m512i out = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), rounded, quiet);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(out, 16)));
+  static FA_INLINE __mmask16 first(index_t n) {
+    return n < W ? static_cast<__mmask16>((1u << n) - 1) : __mmask16(0xffff);
+  }
+  // The first n elements of W, if there are fewer: zeros in the other lanes, and nothing else of memory is touched.
+  static FA_INLINE V load_first(const float* p, index_t n) { return V(_mm512_maskz_loadu_ps(first(n), p)); }
+  template <class T>
+  static FA_INLINE V load_first(const T* p, index_t n) {
+    return widen(p, _mm256_maskz_loadu_epi16(first(n), p));
+  }
+  static FA_INLINE void store_first(float* p, V x, index_t n) { _mm512_mask_storeu_ps(p, first(n), x.v); }
+  template <class T>
+  static FA_INLINE void store_first(T* p, V x, index_t n) {
+    _mm256_mask_storeu_epi16(p, first(n), round(p, x));
   }
   // As it is, but by an instruction of the adders. On a Zen 4 a store that reads a register takes the pipelines of
   // products a cycle or two, and none where an adder hands over what it has just computed (docs/cpu-kernels.md).
@@ -133,13 +137,13 @@ struct Avx512Simd {
     const auto quarters = [](__m512 a, __m512 b) {
       return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
     };
-    __m512 four[4];  // In each 128-bit lane the sums of that lane of x[4 i] .. x[4 i + 3].
-    for (int i = 0; i < 4; ++i) {
-      const __m512d a = _mm512_castps_pd(lanes(x[4 * i].v, x[4 * i + 1].v));
-      const __m512d b = _mm512_castps_pd(lanes(x[4 * i + 2].v, x[4 * i + 3].v));
-      four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    }
-    return V(quarters(quarters(four[0], four[1]), quarters(four[2], four[3])));
+    // In each 128-bit lane the sums of that lane of x[first] .. x[first + 3]. No loop, so that x is in registers.
+    const auto four = [&](int first) {
+      const __m512d a = _mm512_castps_pd(lanes(x[first].v, x[first + 1].v));
+      const __m512d b = _mm512_castps_pd(lanes(x[first + 2].v, x[first + 3].v));
+      return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    };
+    return V(quarters(quarters(four(0), four(4)), quarters(four(8), four(12))));
   }
   // 16 rows of 16 words, strides in words. Vectors are gathered so that row 4 L + i lands in 128-bit lane L of vector
   // i: then only a 4 x 4 transpose inside the lanes is left.
@@ -187,6 +191,19 @@ struct Avx512Simd {
  private:
   static FA_INLINE __m512i words(Wide even, Wide odd) {
     return _mm512_mask_blend_epi32(0xAAAA, even.v, _mm512_slli_epi64(odd.v, 32));
+  }
+  static FA_INLINE V widen(const Half*, __m256i bits) { return V(_mm512_cvtph_ps(bits)); }
+  static FA_INLINE V widen(const BFloat16*, __m256i bits) {
+    return V(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)));
+  }
+  static FA_INLINE __m256i round(const Half*, V x) { return _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT); }
+  static FA_INLINE __m256i round(const BFloat16*, V x) {
+    const __m512i bits = _mm512_castps_si512(x.v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m512i out = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), rounded, quiet);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(out, 16));
   }
 };
 

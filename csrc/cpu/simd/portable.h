@@ -149,6 +149,23 @@ struct PortableSimd {
   static FA_INLINE void store(T* p, V x) {
     for (int i = 0; i < W; ++i) p[i] = from_float<T>(x.lane[i]);
   }
+  // The first n elements of W, if there are fewer: zeros in the other lanes, and nothing else of memory is touched.
+  template <class T>
+  static FA_INLINE V load_first(const T* p, index_t n) {
+    if (n >= W) return load(p);
+    V out(R(0));
+    for (int i = 0; i < n; ++i) out.lane[i] = to_float(p[i]);
+    return out;
+  }
+  template <class T>
+  static FA_INLINE void store_first(T* p, V x, index_t n) {
+    if (n >= W) return store(p, x);
+    for (int i = 0; i < n; ++i)
+      if constexpr (std::is_same_v<T, R>)
+        p[i] = x.lane[i];
+      else
+        p[i] = from_float<T>(x.lane[i]);
+  }
   // A result of products on its way to memory, as it is.
   static FA_INLINE V from_products(V x) { return x; }
   // 0, 1, 2, ...

@@ -11,6 +11,7 @@ namespace flash_attn::cpu {
 namespace {
 
 struct Recorded {
+  static constexpr bool kAsksFar = true, kThroughMemory = true;
   static inline std::vector<const char*> lines, far;
   static inline std::vector<const void* const*> rows;
   static void ask(const void* line) { lines.push_back(static_cast<const char*>(line)); }
@@ -35,8 +36,8 @@ TEST_P(LinesAheadTest, AreThoseOfTheRowsInTheirOrder) {
   for (index_t n = 0; n <= kRows + kFarRows; ++n) addresses[n] = memory.data() + (3 * n % 4) * (bytes + kOffset);
 
   const RowsToAsk rows{addresses, kOffset, bytes};
-  LinesAhead ahead(rows);
-  for (index_t n = 0; n < kRows * lines; ++n) ahead.ask<Recorded>();
+  LinesAhead<Recorded> ahead(rows);
+  for (index_t n = 0; n < kRows * lines; ++n) ahead.ask();
 
   ASSERT_EQ(Recorded::lines.size(), std::size_t(kRows * lines));
   ASSERT_EQ(Recorded::far.size(), std::size_t(kRows * lines));
@@ -202,11 +203,12 @@ TEST(AskingTest, DependsOnWhatThereIsToRead) {
     return asking_for(p, 2, one_strip);
   };
   const bool into_l2 = prefetches_into_l2();
-  EXPECT_EQ(asking(8, 16384, 8, 128), into_l2 ? Asking::into_l2 : Asking::into_l1_from_memory);
-  EXPECT_EQ(asking(8, 16384, 8, 128, true), into_l2 ? Asking::into_l2 : Asking::into_l1_at_its_pace);
-  EXPECT_EQ(asking(8, 16384, 16, 64, true), into_l2 ? Asking::into_l2 : Asking::into_l1_from_memory);
-  EXPECT_EQ(asking(1, 2048, 8, 128, true), into_l2 ? Asking::into_l2 : Asking::into_l1);
-  EXPECT_EQ(asking(8, 65536, 2, 128), into_l2 ? Asking::into_l2 : Asking::into_l1);
+  const auto expect = [&](Asking got, Asking of_l2, Asking of_l1) { EXPECT_EQ(got, into_l2 ? of_l2 : of_l1); };
+  expect(asking(8, 16384, 8, 128), Asking::into_l2_at_its_pace, Asking::into_l1_from_memory);
+  expect(asking(8, 16384, 8, 128, true), Asking::into_l2_at_its_pace, Asking::into_l1_at_its_pace);
+  expect(asking(8, 16384, 16, 64, true), Asking::into_l2_at_its_pace, Asking::into_l1_from_memory);
+  expect(asking(1, 2048, 8, 128, true), Asking::into_l2, Asking::into_l1);
+  expect(asking(8, 65536, 2, 128), Asking::into_l2_at_its_pace, Asking::into_l1);
 }
 
 // Scores of short caches have the pitch that the loops know.

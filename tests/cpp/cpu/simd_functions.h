@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/numeric.h"
 #include "cpu/dropout_bits.h"
 
 namespace flash_attn::testing {
@@ -20,6 +21,12 @@ struct SimdFunctions {
   void (*tanh)(const float* in, index_t n, float* out);
   // tanh_by_exp2(in, kTanhFactor), null where there is none.
   void (*tanh_by_exp2)(const float* in, index_t n, float* out);
+  // Of fp32, fp16 and bf16: the first n of `lanes` elements as `lanes` floats, and as many floats as n elements.
+  struct First {
+    index_t size;
+    void (*load)(const void* in, index_t n, float* out);
+    void (*store)(const float* in, index_t n, void* out);
+  } first[3];
   void (*dropout_row)(const DropoutRule&, index_t b, index_t h, index_t i, index_t j0, index_t n, std::uint8_t*);
   void (*dropout_columns)(const DropoutRule&, index_t b, index_t h, index_t i0, index_t n, index_t j0, std::uint8_t*,
                           index_t stride);
@@ -43,6 +50,18 @@ struct SimdFunctionsOf {
     for (index_t i = 0; i < n; i += Simd::W)
       Simd::store(out + i, tanh_by_exp2(Simd::load(in + i), typename Simd::V(kTanhFactor)));
   }
+  template <class T>
+  static void load_first_of(const void* in, index_t n, float* out) {
+    Simd::store(out, Simd::load_first(static_cast<const T*>(in), n));
+  }
+  template <class T>
+  static void store_first_of(const float* in, index_t n, void* out) {
+    Simd::store_first(static_cast<T*>(out), Simd::load(in), n);
+  }
+  template <class T>
+  static constexpr SimdFunctions::First first_of() {
+    return {sizeof(T), load_first_of<T>, store_first_of<T>};
+  }
   // A template, so that only what is asked for is compiled.
   template <bool HasTanhByExp2 = false>
   static constexpr SimdFunctions table(const char* name) {
@@ -55,6 +74,7 @@ struct SimdFunctionsOf {
             from_products_of,
             tanh_of,
             by_exp2,
+            {first_of<float>(), first_of<Half>(), first_of<BFloat16>()},
             cpu::dropout_row<Simd>,
             cpu::dropout_columns<Simd>};
   }

@@ -9,6 +9,11 @@
 #include <string>
 #include <vector>
 
+#if defined(__unix__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 #include "core/numeric.h"
 #include "cpu/cpuid.h"
 #include "cpu/simd_functions.h"
@@ -110,6 +115,60 @@ TEST_P(Simd, ProductsReachMemoryAsTheyAre) {
     for (const float got : out) EXPECT_EQ(std::memcmp(&got, &x, sizeof(x)), 0) << x << " became " << got;
   }
 }
+
+#if defined(__unix__)
+// Memory that ends where none can be touched.
+class GuardedPage {
+ public:
+  GuardedPage() : size_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))) {
+    memory_ = mmap(nullptr, 2 * size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory_ != MAP_FAILED) mprotect(static_cast<char*>(memory_) + size_, size_, PROT_NONE);
+  }
+  ~GuardedPage() {
+    if (memory_ != MAP_FAILED) munmap(memory_, 2 * size_);
+  }
+  bool there() const { return memory_ != MAP_FAILED; }
+  char* last(index_t bytes) const { return static_cast<char*>(memory_) + size_ - bytes; }
+
+ private:
+  const std::size_t size_;
+  void* memory_;
+};
+
+TEST_P(Simd, FirstElementsAloneAreTouched) {
+  const SimdFunctions& s = *GetParam();
+  const GuardedPage page;
+  ASSERT_TRUE(page.there());
+  std::vector<float> in(s.lanes), out(s.lanes);
+  for (index_t i = 0; i < s.lanes; ++i) in[i] = 0.5f + float(i);  // Exact in every dtype.
+  for (const auto& first : s.first)
+    for (index_t n = 0; n <= s.lanes + 1; ++n) {
+      const index_t count = std::min(n, s.lanes);
+      char* const at = page.last(count * first.size);
+      std::memset(at - first.size, 0x5a, std::size_t((count + 1) * first.size));
+      const std::string before(at - first.size, std::size_t(first.size));
+      first.store(in.data(), n, at);
+      EXPECT_EQ(before, std::string(at - first.size, std::size_t(first.size)));
+      std::fill(out.begin(), out.end(), -1.0f);
+      first.load(at, n, out.data());
+      for (index_t i = 0; i < s.lanes; ++i)
+        EXPECT_EQ(out[i], i < count ? in[i] : 0.0f)
+            << "element " << i << " of " << n << ", of " << first.size << " bytes";
+    }
+}
+
+TEST_P(Simd, ElementsBehindTheFirstStayAsTheyAre) {
+  const SimdFunctions& s = *GetParam();
+  const std::vector<float> in(s.lanes, 1.0f);
+  for (const auto& first : s.first)
+    for (index_t n = 0; n <= s.lanes; ++n) {
+      std::vector<unsigned char> out(std::size_t((s.lanes + 1) * first.size), 0xa5);
+      first.store(in.data(), n, out.data());
+      for (std::size_t i = std::size_t(n * first.size); i < out.size(); ++i)
+        EXPECT_EQ(out[i], 0xa5) << i << " of " << n;
+    }
+}
+#endif
 
 TEST_P(Simd, TanhWithinEightRoundings) {
   const SimdFunctions& s = *GetParam();

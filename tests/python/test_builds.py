@@ -1,0 +1,38 @@
+"""benchmarks/builds.py: builds make the same call, and say what is wrong with one. Speed is not judged here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from flash_attn import _native
+
+BUILDS = Path(__file__).resolve().parents[2] / "benchmarks" / "builds.py"
+LIBRARY = Path(_native.core_library())
+
+
+def builds(*arguments, status=0):
+    command = [sys.executable, str(BUILDS), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_builds_are_compared_by_the_same_call(tmp_path):
+    copy, path = tmp_path / LIBRARY.name, tmp_path / "builds.json"
+    shutil.copy(LIBRARY, copy)
+    shape = ["--rounds=2", "--batch=2", "--heads=4", "--kv-heads=2", "--head-dim=24", "--queries=3", "--keys=64"]
+    for options in (["--causal", "--one-thread"], ["--window", "16", "0"], ["--page=16", "--sum", "--json", path]):
+        printed = builds(LIBRARY, copy, *shape, *options)
+        assert len(printed.splitlines()) == 3 + ("--sum" in options) and "other bits" not in printed
+    seconds = json.loads(path.read_text())["seconds"]
+    assert {name: len(times) for name, times in seconds.items()} == {str(LIBRARY): 2, str(copy): 2, "sum": 2}
+
+
+def test_builds_say_what_a_call_lacks():
+    assert "--keys 100 is no multiple of --page 16" in builds(LIBRARY, "--keys=100", "--page=16", status=2)
+    refused = builds(LIBRARY, "--heads=3", "--kv-heads=2", status=1)
+    assert "flash_attn: " in refused and "heads" in refused
