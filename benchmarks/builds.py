@@ -102,7 +102,7 @@ class Call:
             x.view(-1)[: x.numel() // 2 * 2].view(torch.float32).sum()
 
 
-def parser():
+def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add(
@@ -120,7 +120,10 @@ def parser():
     add("--rounds", type=int, default=100, metavar="N", help="[100]")
     add("--seed", type=int, default=0, metavar="N", help="[0]")
     add("--json", metavar="FILE", help="write seconds of each round, too")
-    return parser
+    args = parser.parse_args(argv)
+    if args.page and args.keys % args.page:
+        parser.error(f"--keys {args.keys} is no multiple of --page {args.page}")
+    return args
 
 
 def measured(calls, rounds, seed):
@@ -135,9 +138,7 @@ def measured(calls, rounds, seed):
 
 
 def main(argv=None):
-    args = parser().parse_args(argv)
-    if args.page and args.keys % args.page:
-        parser().error(f"--keys {args.keys} is no multiple of --page {args.page}")
+    args = parse_arguments(argv)
     if args.one_thread:
         torch.set_num_threads(1)
     call, names = Call(args), list(args.libraries)

@@ -49,7 +49,7 @@ def few_rows(options):
             dtype,
             partial(few_calls, dtype, Sq, Sk, H, D),
             work=4 * H * Sq * Sk * D,
-            setting={"B": 1, "Sq": Sq, "Sk": Sk, "H": H, "D": D},
+            setting={"B": 1, "Sq": Sq, "S": Sk, "H": H, "D": D},
         )
         for dtype in options.dtypes
         for D in HEAD_DIMS
