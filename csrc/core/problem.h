@@ -103,6 +103,22 @@ struct Problem {
   }
   // The same for key j of a sequence.
   FA_INLINE KeyRun keys_from(const Sequence& s, index_t b, index_t j) const { return slots(b, s.k_begin + j); }
+  // Calls work(run, n) for each run that some of `keys` of a sequence are in, with as many keys as are asked for; n is
+  // the first. Pages follow each other, so that they cost no division each.
+  template <class Work>
+  FA_INLINE void each_run(const Sequence& s, index_t b, Range keys, const Work& work) const {
+    if (keys.empty()) return;
+    KeyRun run = keys_from(s, b, keys.begin);
+    const std::int32_t* page = storage.pages;
+    if (page) page += b * storage.pages_stride + (s.k_begin + keys.begin) / storage.page_size;
+    for (index_t n = keys.begin;;) {
+      run.count = min_of(run.count, keys.end - n);
+      work(run, n);
+      n += run.count;
+      if (n == keys.end) return;
+      run = {*++page, 0, storage.page_size};
+    }
+  }
 
   // Offset of row 0 of (b, h) in an LSE-shaped array: (B,H,Sq), or (H,Tq) when packed.
   FA_INLINE index_t lse_offset(index_t b, index_t h) const {

@@ -69,24 +69,38 @@ class ForwardDirect {
 
   Stream find_rows(const Block& block, index_t origin, Range seen, bool more, const Scratch& s) const {
     const index_t values = seen.end - seen.begin, next = seen.end + values;
-    addresses(block, p_.k, origin + seen.begin, origin + seen.end, s.stream + seen.begin);
-    addresses(block, p_.v, origin + seen.begin, origin + seen.end, s.stream + seen.end);
+    addresses(block, {origin + seen.begin, origin + seen.end}, s.stream + seen.begin, s.stream + seen.end);
     const index_t after = origin + kDirectKeys;
     const index_t ahead = more ? max_of<index_t>(0, min_of(kRowsAhead, block.sequence.k_len - after)) : 0;
-    addresses(block, p_.k, after, after + ahead, s.stream + next);
+    addresses(block, {after, after + ahead}, s.stream + next, nullptr);
     for (index_t n = ahead; n < kRowsAhead; ++n) s.stream[next + n] = s.stream[next - 1];
     return {s.stream, values, next};
   }
 
-  void addresses(const Block& block, const Operand& x, index_t begin, index_t end, const void** to) const {
-    const index_t size = plan_.format.size;
-    while (begin < end) {
-      const KeyRun run = p_.keys_from(block.sequence, block.b, begin);
-      const char* row = row_at(x, size, run.batch, run.row, block.h / p_.group());
-      for (const index_t last = min_of(begin + run.count, end); begin < last; ++begin, row += x.row_stride * size)
-        *to++ = row;
-    }
+  // Of K and, if asked for, of V.
+  void addresses(const Block& block, Range keys, const void** k, const void** v) const {
+    const index_t head = block.h / p_.group();
+    const Rows of_k(p_.k, plan_.format.size, head), of_v(p_.v, plan_.format.size, head);
+    p_.each_run(block.sequence, block.b, keys, [&](const KeyRun& run, index_t first) {
+      of_k.put(run, k + (first - keys.begin));
+      if (v) of_v.put(run, v + (first - keys.begin));
+    });
   }
+
+  // Addresses of a head's rows.
+  struct Rows {
+    const char* data;
+    index_t batch_bytes, row_bytes;
+
+    Rows(const Operand& x, index_t size, index_t head)
+        : data(row_at(x, size, 0, 0, head)), batch_bytes(x.batch_stride * size), row_bytes(x.row_stride * size) {}
+    FA_INLINE void put(const KeyRun& run, const void** to) const {
+      const char* row = data + run.batch * batch_bytes + run.row * row_bytes;
+      *to = row;
+      if (run.count == 1) return;  // Pages of one key, some servers' default: no vector of addresses is set up.
+      for (index_t n = 1; n < run.count; ++n) to[n] = row + n * row_bytes;
+    }
+  };
 
   // Keys that `count` heads meet before the next ones. Few, so that what is read and asked for is in the order of
   // memory; but each time the sums of a head are loaded and stored, so that there are more where memory goes to L2, not

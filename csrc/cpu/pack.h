@@ -131,15 +131,11 @@ template <class Target>
 void load_keys(const RowFormat<Target>& format, const Problem& p, const Operand& x, index_t b, index_t hk,
                index_t first, index_t keys, index_t padded_rows, index_t features, index_t stride,
                typename Target::Elem* out) {
-  const Sequence sequence = p.sequence(b);
-  for (index_t n = 0; n < keys;) {
-    const KeyRun run = p.keys_from(sequence, b, first + n);
-    const index_t rows = min_of(run.count, keys - n);
-    const index_t padded = n + rows == keys ? padded_rows - n : rows;
-    load_rows(format, row_at(x, format.size, run.batch, run.row, hk), x.row_stride * format.size, rows, padded,
+  p.each_run(p.sequence(b), b, {first, first + keys}, [&](const KeyRun& run, index_t at) {
+    const index_t n = at - first, padded = n + run.count == keys ? padded_rows - n : run.count;
+    load_rows(format, row_at(x, format.size, run.batch, run.row, hk), x.row_stride * format.size, run.count, padded,
               features, stride, out + n * stride);
-    n += rows;
-  }
+  });
 }
 
 // Columns [0, width) of one panel, from rows: k-steps [0, steps) become rows of the panel. Rows that lie `ahead` of
