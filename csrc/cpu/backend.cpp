@@ -141,16 +141,17 @@ const Kernels& longest_forward_kernels(const Problem& p, const Kernels& kernels,
 
 // The tiles of the longest sequence, with the reason where its rows per key head are few.
 Tiles forward_tiles_of(const Problem& p, const Kernels& kernels, std::vector<std::string>& reasons) {
-  const index_t rows = p.Sq * p.group();
-  const Approach approach = rows > kernels.in_place_rows ? Approach::packed
-                            : rows > kernels.direct_rows ? Approach::in_place
-                                                         : Approach::direct;
+  const index_t rows = p.Sq * p.group(), together = rows_together(p.Sq, p.group());
+  const Approach approach = together > kernels.in_place_rows ? Approach::packed
+                            : together > kernels.direct_rows ? Approach::in_place
+                                                             : Approach::direct;
   Tiles tiles = forward_tiles(approach, p.D, p.Dv, kernels.elem_size, kernels.strip_rows);
   if (approach == Approach::packed) return tiles;
-  tiles.queries = rows;
+  tiles.queries = together / max_of<index_t>(p.Sq, 1) * p.Sq;
   reasons.push_back(std::to_string(rows) + " rows per key head (queries times query heads of a group): " +
                     (approach == Approach::direct ? "rows of K and V are read where they are"
                                                   : "key blocks are packed as they are used") +
+                    (together < rows ? ", for " + std::to_string(tiles.queries) + " of them at a time" : "") +
                     ", in ranges of keys that are merged");
   return tiles;
 }

@@ -144,45 +144,51 @@ class Forward {
     if (f_.s_dmask) strips_.write_dmask(block, s);
   }
 
-  // The ranges of a sequence depend on its own length and num_splits alone, so results do not depend on threads or on
-  // other sequences.
+  // Tasks are ranges of keys of a block of heads. The ranges of a sequence depend on its own length and num_splits
+  // alone, so results do not depend on threads or on other sequences.
   void run_ranges() {
-    const index_t splits = splits_of(units_.longest_k());
+    const index_t splits = splits_of(units_.longest_k()), blocks = head_blocks();
     const index_t partial_bytes = plan_.carve_partial(nullptr).bytes;
-    const index_t fit = units_.wave(splits * partial_bytes, splits, executor_.num_threads);
-    const index_t slots = slots_of(fit, splits), wave = fit / slots * slots;
+    const index_t fit = units_.wave(blocks * splits * partial_bytes, blocks * splits, executor_.num_threads);
+    const index_t slots = slots_of(fit, splits), wave = fit / slots * slots * blocks;
     const index_t scratch_bytes = plan_.carve(nullptr, slots).bytes;
     const int workers = worker_count(executor_, wave / slots * splits);
     const Workspace memory(workers * scratch_bytes + (splits > 1 ? wave * splits * partial_bytes : 0));
     const auto scratch = [&](int worker) { return plan_.carve(memory.data() + worker * scratch_bytes, slots); };
-    const auto partial = [&](index_t unit, index_t split) {
-      return plan_.carve_partial(memory.data() + workers * scratch_bytes + (unit * splits + split) * partial_bytes);
+    const auto partial = [&](index_t nth, index_t split) {
+      return plan_.carve_partial(memory.data() + workers * scratch_bytes + (nth * splits + split) * partial_bytes);
     };
 
-    for (index_t first = 0; first < units_.count(); first += wave) {
-      const index_t n = min_of(wave, units_.count() - first);
+    for (index_t first = 0; first < units_.count() * blocks; first += wave) {
+      const index_t n = min_of(wave, units_.count() * blocks - first);
       // Memory is read in its order, or by the thread that has read it in the last call and finds it in its cache.
       const index_t tasks = n / slots * splits, group = plan_.approach == Approach::direct ? tasks : 1;
       parallel_for_groups(executor_, tasks / group, group, [&](index_t task, int worker) {
-        const index_t unit = task / splits * slots, split = task % splits;
+        const index_t nth = task / splits * slots, split = task % splits;
         const Scratch s = scratch(worker);
         [[maybe_unused]] const typename Target::Tiles::Session session;
-        attend_range(first + unit, slots, split, s);
+        attend_range(first + nth, slots, split, s);
         for (index_t i = 0; i < slots; ++i)
           if (splits == 1)
             finish(s.block[i], plan_.slot(s, i));
           else
-            keep(s.block[i], plan_.slot(s, i), partial(unit + i, split));
+            keep(s.block[i], plan_.slot(s, i), partial(nth + i, split));
       });
       if (splits == 1) continue;
-      parallel_for(executor_, n, [&](index_t unit, int worker) {
+      parallel_for(executor_, n, [&](index_t nth, int worker) {
         const Scratch s = scratch(worker);
-        const Block& block = begin(first + unit, 0, 0, s);
+        const Block& block = begin_heads(first + nth, s);
         clear(block, s);
-        for (index_t split = 0; split < splits; ++split) merge(block, partial(unit, split), s);
+        for (index_t split = 0; split < splits; ++split) merge(block, partial(nth, split), s);
         finish(block, s);
       });
     }
+  }
+
+  // Blocks of a unit's query heads: as many heads as meet keys together.
+  index_t head_blocks() const { return ceil_div(p_.group(), plan_.heads); }
+  Block& begin_heads(index_t nth, const Scratch& s) const {
+    return begin(nth / head_blocks(), nth % head_blocks() * plan_.heads, 0, s);
   }
 
   // Key heads that a task works on side by side when it reads K and V directly; they are of one sequence. Fewer where
@@ -202,13 +208,13 @@ class Forward {
     return max_of<index_t>(1, min_of<index_t>(p_.num_splits > 0 ? p_.num_splits : by_default, blocks));
   }
 
-  // Key blocks of range `split`, which may have none, for `count` units of one sequence.
-  void attend_range(index_t unit, index_t count, index_t split, const Scratch& s) const {
-    const index_t keys = plan_.tiles.keys, k_len = p_.sequence(units_.b(unit)).k_len;
+  // Key blocks of range `split`, which may have none, for `count` blocks of heads of one sequence, from the nth on.
+  void attend_range(index_t nth, index_t count, index_t split, const Scratch& s) const {
+    const index_t keys = plan_.tiles.keys, k_len = p_.sequence(units_.b(nth / head_blocks())).k_len;
     const index_t blocks = ceil_div(k_len, keys), splits = splits_of(k_len);
     const auto begin_of = [&](index_t n) { return min_of(n, splits) * blocks / splits * keys; };
     const Range range{begin_of(split), begin_of(split + 1)};
-    for (index_t i = 0; i < count; ++i) begin(unit + i, 0, 0, plan_.slot(s, i));
+    for (index_t i = 0; i < count; ++i) begin_heads(nth + i, plan_.slot(s, i));
     if (plan_.approach == Approach::direct) return direct_.attend(count, range, s);
     strips_.attend(*s.block, range, s);
     strips_.clear_unseen(*s.block, s);
@@ -241,7 +247,7 @@ class Forward {
     Block& block = *s.block;
     block = {};
     block.b = units_.b(unit);
-    block.heads = plan_.heads;
+    block.heads = min_of(plan_.heads, p_.group() - g);
     block.h = units_.hk(unit) * p_.group() + g;
     block.first = query_block * plan_.tiles.queries;
     block.packed = s.packed;

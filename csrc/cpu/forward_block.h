@@ -24,7 +24,7 @@ inline constexpr index_t kTooFewForTiles = 16;
 template <class Target>
 constexpr index_t most_rows(Approach approach) {
   if (approach == Approach::packed) return std::numeric_limits<index_t>::max();
-  if (approach == Approach::in_place) return 64;
+  if (approach == Approach::in_place) return kRowsTogether;
   return std::is_same_v<typename Target::Real, float> && !Target::kTiled ? 4 * Target::kRows : 0;
 }
 
@@ -138,7 +138,7 @@ struct ForwardPlan {
         asking(asking_for(p, format.size, p.group() * units.longest_q() <= kRows)),
         products(direct_products<Target>(p.dtype, asking)),
         addend(p),
-        heads(how == Approach::packed ? 1 : p.group()),
+        heads(heads_together(executor.num_threads)),
         tiles(tiles_for(executor.num_threads)),
         alone(how == Approach::packed && can_pack_alone(executor.num_threads)),
         packed(p, format, keys_to_hold(), !(alone && asks_between_products())),
@@ -146,12 +146,25 @@ struct ForwardPlan {
         o_stride(round_up(p.Dv, kWidth)),
         query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)) {}
 
+  // Fewer when there would be too few tasks for the threads, since a row's result does not depend on its neighbours.
+  index_t heads_together(int threads) const {
+    if (approach == Approach::packed) return 1;
+    constexpr index_t kLeastRows = 16;
+    const index_t queries = max_of<index_t>(1, units.longest_q());
+    const index_t ranges = units.count() * ceil_div(units.longest_k(), kInPlaceKeys);
+    index_t most = max_of<index_t>(1, min_of(p.group(), kRowsTogether / queries));
+    while (approach == Approach::in_place && most / 2 * queries >= kLeastRows &&
+           ranges * ceil_div(p.group(), most) < index_t(threads))
+      most /= 2;
+    return most;
+  }
+
   Tiles tiles_for(int threads) const {
     Tiles t = forward_tiles(approach, p.D, p.Dv, sizeof(Elem), kRows);
     if (approach == Approach::packed && has_window()) t.keys = max_of(t.keys, keys_of_window());
     if (approach != Approach::direct)  // Direct loops know kDirectKeys.
       t.keys = min_of(t.keys, round_up(max_of<index_t>(units.longest_k(), 1), kKeyAlign));
-    if (approach != Approach::packed) return {max_of<index_t>(1, p.group() * units.longest_q()), t.keys};
+    if (approach != Approach::packed) return {max_of<index_t>(1, heads * units.longest_q()), t.keys};
     // Smaller blocks, since a row's result does not depend on its neighbours: where rows lie so far apart that those of
     // a block, which a window's tasks ask for into L2 (forward_ahead.h), share too few of its sets; and when there
     // would be too few tasks for the threads.
@@ -306,7 +319,7 @@ struct ForwardPlan {
   const Asking asking;  // Of direct products.
   const DirectProducts<Target> products;
   const Addend<Target> addend;
-  const index_t heads;  // Query heads whose rows share a block.
+  const index_t heads;  // Most query heads whose rows share a block.
   const Tiles tiles;
   // Whether workers, on units of their own, pack for themselves what they need of K and V: under a window, whose packed
   // keys go around. Query blocks then have their turn from first to last, and the first block of a unit sees few keys.

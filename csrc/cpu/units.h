@@ -10,10 +10,20 @@
 
 namespace flash_attn::cpu {
 
+// Rows of one key head that meet keys together when these are packed where they are used.
+inline constexpr index_t kRowsTogether = 64;
+
+// Rows per key head (queries times query heads of a group), by which it is chosen how K and V reach them. Where heads
+// have few queries each, there are never more than kRowsTogether: one by one these heads would leave their strips
+// empty, as those of 128 heads that share a key head in decoding (multi-head latent attention).
+FA_INLINE index_t rows_together(index_t queries, index_t group) {
+  constexpr index_t kFewQueries = 12;
+  return queries < kFewQueries ? min_of(queries * group, kRowsTogether) : queries * group;
+}
+
 class Units {
  public:
-  // Those of the sequences whose rows per key head (queries times query heads of a group) are in [least_rows,
-  // most_rows].
+  // Those of the sequences whose rows_together are in [least_rows, most_rows].
   explicit Units(const Problem& p, index_t least_rows = 0, index_t most_rows = std::numeric_limits<index_t>::max());
   ~Units();
   Units(const Units&) = delete;

@@ -27,6 +27,24 @@ def test_one_feature(case):
     harness.check(case)
 
 
+# More rows per key head than meet keys together, of heads with few queries: blocks of heads, the last one smaller.
+GROUPS = {
+    "one query": dict(lengths=((1, 1200),) * 2, H=72, Hk=1),
+    "two key heads": dict(lengths=((2, 300),), H=130, Hk=2, causal=True, alibi="BH", sink=True),
+    "a window": dict(lengths=((11, 1100),), H=16, Hk=2, window=(700, 3), softcap=15.0),
+    "a bias": dict(lengths=((3, 130),) * 2, H=44, Hk=2, bias="BHQ", mask="4-D"),
+    "bounds of heads": dict(lengths=((5, 1100),), H=39, Hk=3, bounds="heads", dropout_p=0.2),
+    "latent attention": dict(lengths=((1, 200),), H=128, Hk=1, D=576, Dv=512),
+    "varlen": dict(lengths=((1, 1100), (20, 300), (0, 5), (4, 64), (3, 0)), H=30, Hk=1, varlen=True, mask="heads"),
+}
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("group", list(GROUPS))
+def test_heads_that_share_a_key_head(group, dtype):
+    harness.check(Case(**{"D": 64, **GROUPS[group]}, dtype=dtype))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", list(cases.MASKS))
 @pytest.mark.parametrize("pair", cases.PAIRS, ids=str)

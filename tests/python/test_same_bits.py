@@ -21,12 +21,12 @@ OPEN = (-1, -1)
 
 
 @st.composite
-def problems(draw, lengths, windows) -> Case:
+def problems(draw, lengths, windows, groups=(1, 2)) -> Case:
     Hk = draw(st.sampled_from([1, 2]))
     return Case(
         dtype=draw(DTYPES),
         lengths=tuple(draw(lengths)),
-        H=Hk * draw(st.sampled_from([1, 2])),
+        H=Hk * draw(st.sampled_from(groups)),
         Hk=Hk,
         D=draw(st.sampled_from([40, 64, 128])),
         causal=draw(st.booleans()),
@@ -46,6 +46,8 @@ mixed = st.lists(pairs([1, 3, 17, 20, 64, 130, 400], [64, 300, 700, 1300, 2300])
 # No wider than the shortest sequence: a call by itself takes a wider window for none.
 narrow = st.one_of(st.just(OPEN), st.just(OPEN), st.tuples(st.integers(-1, 63), st.integers(-1, 63)))
 
+few = st.lists(pairs([1, 2, 5, 11, 12, 20], [64, 300, 1300]), min_size=2, max_size=3)
+
 
 @settings
 @hypothesis.given(problems(dense, wide))
@@ -56,4 +58,10 @@ def test_threads(case):
 @settings
 @hypothesis.given(problems(mixed, narrow))
 def test_batches(case):
+    same_bits.check_equals_dense_per_sequence(replace(case, varlen=True))
+
+
+@settings
+@hypothesis.given(problems(few, narrow, groups=(10, 33)))
+def test_batches_of_few_queries_for_many_heads(case):
     same_bits.check_equals_dense_per_sequence(replace(case, varlen=True))

@@ -27,6 +27,7 @@ SAMPLES = {
     "longer window": Case(lengths=((900, 1300),) * 2, H=4, Hk=2, D=48, window=(250, 20)),
     "dropout": Case(lengths=((130, 1100),), H=3, Hk=1, D=32, dropout_p=0.2, alibi="BH"),
     "varlen": Case(lengths=((1, 900), (0, 5), (700, 64), (33, 33)), varlen=True, H=2, Hk=1, D=72, softcap=15.0),
+    "heads of a key head": Case(lengths=((3, 1500),) * 2, H=50, Hk=1, D=64, causal=True),
     "one row": Case(lengths=((1, 2000),), H=1, Hk=1, D=64),
 }
 
