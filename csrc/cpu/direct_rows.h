@@ -220,13 +220,11 @@ void accumulate_rows(const typename Target::Elem* p, const DirectRows& rows, ind
   for (; at + kWide * W <= features; at += kWide * W)
     accumulate_columns<Target, T, Rows, Into, kWide, true>(p, rows, begin, end, at, features, sums, fresh, ahead);
   const index_t left = ceil_div(features - at, kVectors * W);
-  each_part(
-      [&](auto n) {
-        constexpr int N = (decltype(n)::value + 1) * kVectors;
-        if (left * kVectors == N)
-          accumulate_columns<Target, T, Rows, Into, N, false>(p, rows, begin, end, at, features, sums, fresh, ahead);
-      },
-      std::make_integer_sequence<int, kWide / kVectors>());
+  each_of<kWide / kVectors>([&](auto n) {
+    constexpr int N = (decltype(n)::value + 1) * kVectors;
+    if (left * kVectors == N)
+      accumulate_columns<Target, T, Rows, Into, N, false>(p, rows, begin, end, at, features, sums, fresh, ahead);
+  });
 }
 
 // o[r] += sums[r].
@@ -258,7 +256,7 @@ struct DirectProducts {
   };
   OfRows one, strip;
 
-  // Of a strip that has so many rows: a single one, as of heads that share no keys, takes a fourth of the products.
+  // Of a strip that has so many rows: a single one, as of heads that share no keys, has no empty rows beside it.
   FA_INLINE const OfRows& of(index_t rows) const { return rows == 1 ? one : strip; }
 };
 

@@ -156,6 +156,7 @@ TEST_P(Simd, FirstElementsAloneAreTouched) {
             << "element " << i << " of " << n << ", of " << first.size << " bytes";
     }
 }
+#endif
 
 TEST_P(Simd, ElementsBehindTheFirstStayAsTheyAre) {
   const SimdFunctions& s = *GetParam();
@@ -168,8 +169,6 @@ TEST_P(Simd, ElementsBehindTheFirstStayAsTheyAre) {
         EXPECT_EQ(out[i], 0xa5) << i << " of " << n;
     }
 }
-#endif
-
 TEST_P(Simd, TanhWithinEightRoundings) {
   const SimdFunctions& s = *GetParam();
   for (const bool negative : {false, true}) {
