@@ -5,7 +5,7 @@
     python benchmarks/builds.py before.so after.so copy_of_before.so --batch 8 --heads 32 --kv-heads 8 --head-dim 128
         --queries 1 --keys 16384 --page 16 --sum
 
-Each build computes the same forward call on the same tensors, through the C interface (flash_attn/flash_attn.h). Two
+Each build computes the same call, forward or with --backward, on the same tensors, through the C interface (flash_attn/flash_attn.h). Two
 processes differ by 2 to 3 % whatever they run; here a build and a copy of it differ by 1 % at most after some hundred
 rounds, and a copy among the builds shows by how much. A round times each build once; its ratios to the first build are
 of one minute, whatever neighbours do. Results that differ in a bit from the first build's are pointed out.
@@ -54,6 +54,10 @@ Problem = structure(
     *[("num_splits", ctypes.c_int64), "learnable_sink"],
 )
 ForwardArgs = structure("ForwardArgs", ("problem", ctypes.POINTER(Problem)), "out", "lse", "s_dmask")
+BackwardArgs = structure(
+    *["BackwardArgs", ("problem", ctypes.POINTER(Problem)), "dout", "out", "lse"],
+    *["dq", "dk", "dv", "softmax_d", "dlse", "dbias", "dsink"],
+)
 Executor = structure(
     *["Executor", ("num_threads", ctypes.c_int32), ("reserved", ctypes.c_int32)],
     *[("run", ctypes.c_void_p), ("context", ctypes.c_void_p)],
@@ -61,7 +65,7 @@ Executor = structure(
 
 
 class Call:
-    """One forward call and its tensors, for any build."""
+    """One call and its tensors, for any build."""
 
     def __init__(self, args):
         dtype, generator = DTYPES[args.dtype][1], torch.Generator().manual_seed(args.seed)
@@ -80,22 +84,40 @@ class Call:
         self.problem.window_left, self.problem.window_right = args.window
         for name, x in self.tensors.items():
             setattr(self.problem, name, Tensor.of(x))
-        self.args = ForwardArgs(ctypes.sizeof(ForwardArgs), ctypes.pointer(self.problem))
-        self.args.out, self.args.lse = Tensor.of(self.out), Tensor.of(lse)
-        self.tensors["lse"] = lse
+        self.forward = self.filled(ForwardArgs, out=self.out, lse=lse)
+        self.results = [self.out]
         # Without an executor a build uses a pool of its own, with one thread per processor.
-        self.executor = ctypes.byref(Executor(ctypes.sizeof(Executor), 1)) if args.one_thread else None
+        self.executor = ctypes.byref(Executor(ctypes.sizeof(Executor), args.threads)) if args.threads else None
+        self.backward = None
+        if args.backward:
+            dout = torch.randn(self.out.shape, generator=generator).to(dtype)
+            self.results = [torch.empty_like(x) for x in (q, k, v)]
+            gradients = dict(zip(("dq", "dk", "dv"), self.results))
+            self.backward = self.filled(
+                BackwardArgs, dout=dout, out=self.out, lse=lse, softmax_d=torch.empty_like(lse), **gradients
+            )
+
+    def filled(self, kind, **tensors):
+        """Arguments of this problem, whose tensors are kept."""
+        self.tensors |= tensors
+        args = kind(ctypes.sizeof(kind), ctypes.pointer(self.problem))
+        for name, x in tensors.items():
+            setattr(args, name, Tensor.of(x))
+        return args
 
     def by(self, path):
-        """A function that makes the call with the library at `path`."""
+        """A function that makes the call with the library at `path`; what backward reads is there then."""
         library = ctypes.CDLL(path)
         library.flash_attn_last_error.restype = ctypes.c_char_p
 
-        def call():
-            if library.flash_attn_forward(ctypes.byref(self.args), self.executor):
+        def make(function, args):
+            if function(ctypes.byref(args), self.executor):
                 raise SystemExit(f"{path}: {library.flash_attn_last_error().decode()}")
 
-        return call
+        make(library.flash_attn_forward, self.forward)
+        if self.backward:
+            return lambda: make(library.flash_attn_backward, self.backward)
+        return lambda: make(library.flash_attn_forward, self.forward)
 
     def sum(self):
         for x in (self.tensors["k"], self.tensors["v"]):
@@ -116,13 +138,16 @@ def parse_arguments(argv=None):
     add("--window", nargs=2, type=int, default=(-1, -1), metavar=("LEFT", "RIGHT"), help="[none]")
     add("--page", type=int, default=0, metavar="N", help="keys in pages of N, in random order [contiguous]")
     add("--sum", action="store_true", help="time a plain sum over K and V too")
-    add("--one-thread", action="store_true", help="[one thread per processor]")
+    add("--backward", action="store_true", help="time the backward pass [forward]")
+    add("--threads", type=int, default=0, metavar="N", help="[one per processor]")
     add("--rounds", type=int, default=100, metavar="N", help="[100]")
     add("--seed", type=int, default=0, metavar="N", help="[0]")
     add("--json", metavar="FILE", help="write seconds of each round, too")
     args = parser.parse_args(argv)
     if args.page and args.keys % args.page:
         parser.error(f"--keys {args.keys} is no multiple of --page {args.page}")
+    if args.page and args.backward:
+        parser.error("--backward takes no --page: caches have no gradients")
     return args
 
 
@@ -139,13 +164,13 @@ def measured(calls, rounds, seed):
 
 def main(argv=None):
     args = parse_arguments(argv)
-    if args.one_thread:
-        torch.set_num_threads(1)
+    if args.threads:
+        torch.set_num_threads(args.threads)
     call, names = Call(args), list(args.libraries)
     calls, outputs = [call.by(name) for name in names], []
     for by_build in calls:
         by_build()
-        outputs.append(call.out.clone())
+        outputs.append([x.clone() for x in call.results])
     if args.sum:
         names.append("sum")
         calls.append(call.sum)
@@ -154,9 +179,11 @@ def main(argv=None):
     for n, (name, seconds) in enumerate(zip(names, times)):
         ratios = sorted(mine / first for mine, first in zip(seconds, times[0]))
         low, middle, high = (ratios[len(ratios) * part // 4] for part in (1, 2, 3))
-        bits = "" if n >= len(outputs) or torch.equal(outputs[n], outputs[0]) else "  other bits"
+        same = n >= len(outputs) or all(map(torch.equal, outputs[n], outputs[0]))
         us = [f"{1e6 * value:8.1f} us" for value in (statistics.median(seconds), min(seconds))]
-        print(f"{name[-40:]:40} {us[0]} {us[1]}  {middle:.3f} ({low:.3f} to {high:.3f}){bits}")
+        print(
+            f"{name[-40:]:40} {us[0]} {us[1]}  {middle:.3f} ({low:.3f} to {high:.3f}){'' if same else '  other bits'}"
+        )
     if args.json:
         with open(args.json, "w") as file:
             json.dump({"setting": vars(args), "seconds": dict(zip(names, times))}, file, indent=1)

@@ -3,16 +3,19 @@
 // A wave of (b, hk) units runs tasks of (unit, key block). A task walks the query heads of the group and their query
 // blocks, last to first, packing Q and dO of those that no task has met before, and strip by strip of kRows keys: S^T =
 // K Q^T and dP^T = V dO^T with queries in the lanes, element-wise P^T and dS^T, dV += P^T dO, dK += dS^T Q; then dQ +=
-// dS K for the whole query block.
+// dS K for the whole query block. Where these would be too few tasks for the threads, each walks a chunk of the query
+// blocks (backward_block.h).
 //
-// dQ rows are shared by key blocks. They are added in the order of the key blocks, by turns, so the sum never depends
-// on threads; tasks are handed out in that order, so whoever is waited for is running. No gradient uses atomics.
+// dQ rows are shared by key blocks, and dK and dV by chunks. They are added in the order of the key blocks and of the
+// chunks, by turns, so no sum ever depends on threads; tasks are handed out in that order, so whoever is waited for is
+// running. No gradient uses atomics.
 #pragma once
 
 #include <new>
 
 #include "core/thread_pool.h"
 #include "cpu/backward_gradients.h"
+#include "cpu/backward_plan.h"
 #include "cpu/dropout_bits.h"
 #include "cpu/pack.h"
 #include "cpu/slots.h"
@@ -33,7 +36,9 @@ class Backward {
   using Scratch = BackwardScratch<Target>;
   using State = BackwardBlockState<Target>;
   using Worker = BackwardWorker<Target>;
-  static constexpr bool kInPlace = std::is_same_v<Elem, Real>;
+  using Sums = KeySums<Target>;
+  using Wave = typename BackwardPlan<Target>::Wave;
+  using Memory = typename BackwardPlan<Target>::Memory;
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
  public:
@@ -42,18 +47,8 @@ class Backward {
         p_(backward.problem),
         executor_(executor),
         format_(row_format<Target>(p_.dtype)),
-        units_(p_),
-        addend_(p_),
-        tiles_(tiles_for(units_.longest_q())),
-        gradients_(p_, addend_, tiles_),
-        pitch_(gradient_pitch<Target>(tiles_)),
-        depth_(round_up(p_.D, kDepth)),
-        v_depth_(round_up(p_.Dv, kDepth)),
-        stride_(round_up(p_.D, kWidth)),
-        v_stride_(round_up(p_.Dv, kWidth)),
-        query_blocks_(ceil_div(units_.longest_q(), tiles_.queries)),
-        key_blocks_(ceil_div(units_.longest_k(), tiles_.keys)),
-        block_bytes_(carve_block(nullptr).bytes) {}
+        plan_(p_, executor),
+        gradients_(p_, plan_.addend, plan_.tiles) {}
 
   void run() {
     const index_t q_end = p_.varlen ? p_.cu_seqlens_q[p_.B] : 0, k_end = p_.varlen ? p_.cu_seqlens_k[p_.B] : 0;
@@ -62,80 +57,45 @@ class Backward {
     clear_slack_rows(p_, f_.dv, k_end, p_.Tk, p_.Hk, p_.Dv);
     fill_slack_lse(p_, static_cast<Real*>(f_.softmax_d), Real(0));
 
-    const index_t per_unit = p_.group() * query_blocks_, threads = executor_.num_threads;
-    // Workers on units of their own hold one unit each at a time, whatever the number of units.
-    const bool one_each = units_.count() >= threads && Units::quick_to_allocate(threads * per_unit * block_bytes_);
-    const index_t wave = one_each ? units_.count() : units_.wave(per_unit * block_bytes_, key_blocks_, threads);
-    const int workers = worker_count(executor_, wave * max_of(per_unit, key_blocks_));
-    const index_t blocks = (one_each ? threads : wave) * per_unit, scratch_bytes = carve_scratch(nullptr).bytes;
-    const index_t packed_bytes = blocks * block_bytes_, all_bytes = packed_bytes + workers * scratch_bytes;
-    const Workspace memory(all_bytes + wave * per_unit * index_t(sizeof(State)));
-    State* const states = reinterpret_cast<State*>(memory.data() + all_bytes);
-    Slots slots(blocks, workers);
-    const auto worker_of = [&](int i) {
-      return Worker{i, slots, memory.data(), carve_scratch(memory.data() + packed_bytes + i * scratch_bytes)};
-    };
-
-    for (index_t first = 0; first < units_.count(); first += wave) {
-      const index_t n = min_of(wave, units_.count() - first);
-      for (index_t i = 0; i < n * per_unit; ++i) new (states + i) State;
-      // Each worker on units of its own: neighbours in time then do not wait for each other's dQ, and what is in work
-      // at a time stays in the cache. With fewer units, these side by side.
-      const bool own = n >= workers;
-      parallel_for_groups(executor_, own ? n : 1, own ? key_blocks_ : n * key_blocks_, [&](index_t task, int worker) {
-        const index_t unit = own ? task / key_blocks_ : task % n, kb = own ? task % key_blocks_ : task / n;
-        key_block(first + unit, kb, states + unit * per_unit, worker_of(worker));
-      });
-      parallel_for(executor_, n * per_unit, [&](index_t task, int worker) {
-        const index_t in_unit = task % per_unit;
-        Rows r{};
-        if (rows_of(first + task / per_unit, in_unit / query_blocks_, in_unit % query_blocks_, r) && r.keys.empty())
-          rows_without_keys(r, worker_of(worker));
-      });
-    }
+    const Wave wave = plan_.plan_wave();
+    const Workspace workspace(plan_.carve(wave, nullptr).bytes);
+    const Memory memory = plan_.carve(wave, workspace.data());
+    Slots slots(wave.blocks, wave.workers);
+    for (index_t first = 0; first < plan_.units.count(); first += wave.units)
+      run_wave(wave, memory, slots, first, min_of(wave.units, plan_.units.count() - first));
   }
 
  private:
-  Tiles tiles_for(index_t longest_q) const {
-    Tiles t = backward_tiles(p_.D, p_.Dv, sizeof(Elem), kRows, addend_per_query(p_));
-    t.queries = min_of(t.queries, round_up(max_of<index_t>(longest_q, 1), kKeyAlign));
-    return t;
-  }
-
-  QueryBlock carve_block(char* base) const {
-    Carver c(base);
-    QueryBlock q{};
-    const index_t n = tiles_.queries;
-    q.q_transposed = c.take<Elem>(n * depth_);
-    q.dout_transposed = c.take<Elem>(n * v_depth_);
-    q.q_direct = c.take<Elem>(n * stride_);
-    q.dout_direct = c.take<Elem>(n * v_stride_);
-    q.lse_log2 = c.take<Real>(n);
-    q.delta = c.take<Real>(n);
-    q.dq = c.take<Real>(round_up(n, kRows) * stride_);
-    q.bytes = c.used();
-    return q;
-  }
-  Scratch carve_scratch(char* base) const {
-    Carver c(base);
-    Scratch s{};
-    const index_t keys = round_up(tiles_.keys, kRows), queries = tiles_.queries;
-    s.staging = c.take<Elem>(Panels<Target>::kPanel * max_of(stride_, v_stride_));
-    s.k = c.take<Elem>(keys * stride_);
-    s.v = c.take<Elem>(keys * v_stride_);
-    s.k_direct = c.take<Elem>(keys * stride_);
-    s.dk = c.take<Real>(keys * stride_);
-    s.dv = c.take<Real>(keys * v_stride_);
-    s.scores = c.take<Real>(kRows * pitch_);
-    s.dp = c.take<Real>(kRows * pitch_);
-    s.p_rows = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * queries);
-    s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kRows * queries);
-    s.ds = c.take<Elem>(ScoreGradients<Target>::elems(keys, queries));
-    s.dropout = c.take<std::uint8_t>(round_up(tiles_.keys, 64) * queries / 8);
-    s.addend = addend_.columns_given() ? c.take<Real>(tiles_.keys * (addend_.columns_differ() ? queries : 1)) : nullptr;
-    s.addend_rows = c.take<Real>(addend_.columns_differ() ? W * tiles_.keys : 0);
-    s.bytes = c.used();
-    return s;
+  void run_wave(const Wave& wave, const Memory& memory, Slots& slots, index_t first, index_t n) const {
+    const index_t per_unit = plan_.unit_blocks(), tasks = plan_.unit_tasks();
+    for (index_t i = 0; i < n * per_unit; ++i) new (memory.states + i) State;
+    const auto sums_of = [&](index_t key_block) {
+      return plan_.carve_sums(memory.sums + key_block * memory.sums_bytes);
+    };
+    for (index_t i = 0; plan_.split && i < n * plan_.key_blocks; ++i) new (sums_of(i).turn) std::atomic<index_t>(0);
+    const auto worker_of = [&](int i) {
+      return Worker{i, slots, memory.blocks, plan_.carve_scratch(memory.scratch + i * memory.scratch_bytes)};
+    };
+    // Each worker on units of its own: neighbours in time then do not wait for each other's dQ, and what is in work
+    // at a time stays in the cache. With fewer units, these side by side.
+    const bool own = n >= wave.workers && !plan_.split;
+    parallel_for_groups(executor_, own ? n : 1, own ? tasks : n * tasks, [&](index_t task, int i) {
+      const index_t unit = own ? task / tasks : task % n, in_unit = own ? task % tasks : task / n;
+      const Worker worker = worker_of(i);
+      State* const states = memory.states + unit * per_unit;
+      const index_t kb = plan_.split ? in_unit / plan_.most_chunks : in_unit, chunk = in_unit % plan_.most_chunks;
+      if (plan_.split)
+        key_block(first + unit, kb, {chunk, chunk + 1}, states, sums_of(unit * plan_.key_blocks + kb), worker);
+      else
+        key_block(first + unit, kb, {0, plan_.most_chunks}, states, worker.scratch.sums, worker);
+    });
+    parallel_for(executor_, n * per_unit, [&](index_t task, int i) {
+      const index_t in_unit = task % per_unit;
+      Rows r{};
+      if (rows_of(first + task / per_unit, in_unit / plan_.query_blocks, in_unit % plan_.query_blocks, r) &&
+          r.keys.empty())
+        rows_without_keys(r, worker_of(i));
+    });
   }
 
   // A query block as a task sees it.
@@ -146,25 +106,28 @@ class Backward {
     Range keys;  // Seen by some of its queries.
   };
   bool rows_of(index_t unit, index_t g, index_t query_block, Rows& r) const {
-    r.b = units_.b(unit);
-    r.h = units_.hk(unit) * p_.group() + g;
+    r.b = plan_.units.b(unit);
+    r.h = plan_.units.hk(unit) * p_.group() + g;
     r.sequence = p_.sequence(r.b);
-    r.first = query_block * tiles_.queries;
+    r.first = query_block * plan_.tiles.queries;
     if (r.first >= r.sequence.q_len) return false;
-    r.count = min_of(tiles_.queries, r.sequence.q_len - r.first);
+    r.count = min_of(plan_.tiles.queries, r.sequence.q_len - r.first);
     r.rule = p_.score_rule<Real>(r.b, r.h);
     r.keys = r.rule.visible_keys(Range{r.first, r.first + r.count});
     return true;
   }
 
   // The key blocks that some of its queries see.
-  Range key_blocks_of(const Rows& r) const { return {r.keys.begin / tiles_.keys, ceil_div(r.keys.end, tiles_.keys)}; }
+  Range key_blocks_of(const Rows& r) const {
+    return {r.keys.begin / plan_.tiles.keys, ceil_div(r.keys.end, plan_.tiles.keys)};
+  }
 
   void pack(const Rows& r, const QueryBlock& q, const Scratch& s) const {
     const index_t padded = round_up(r.count, kWidth);
-    pack_both_ways(r, f_.dout, p_.Dv, {q.dout_transposed, v_depth_, padded}, {q.dout_direct, padded, v_stride_}, s);
+    pack_both_ways(r, f_.dout, p_.Dv, {q.dout_transposed, plan_.v_depth, padded},
+                   {q.dout_direct, padded, plan_.v_stride}, s);
     load_statistics(r, q);
-    pack_both_ways(r, p_.q, p_.D, {q.q_transposed, depth_, padded}, {q.q_direct, padded, stride_}, s);
+    pack_both_ways(r, p_.q, p_.D, {q.q_transposed, plan_.depth, padded}, {q.q_direct, padded, plan_.stride}, s);
   }
 
   // Rows of q or dout with queries in the lanes and with features in the lanes, panel by panel of the former, so that
@@ -204,61 +167,81 @@ class Backward {
 
   void rows_without_keys(const Rows& r, const Worker& worker) const {
     const index_t slot = worker.slots.take(worker.index);
-    const QueryBlock q = carve_block(worker.blocks + slot * block_bytes_);
+    const QueryBlock q = plan_.carve_block(worker.blocks + slot * plan_.block_bytes);
     load_statistics(r, q);
-    fill(q.dq, 0, r.count * stride_, Real(0));
+    fill(q.dq, 0, r.count * plan_.stride, Real(0));
     store_dq(r, q);
     worker.slots.give(slot, worker.index);
   }
 
-  // States: those of the unit's query blocks.
-  void key_block(index_t unit, index_t kb, State* states, const Worker& worker) const {
-    const index_t b = units_.b(unit), hk = units_.hk(unit);
+  // Chunks of query blocks, as far as there are so many. States: those of the unit's query blocks.
+  void key_block(index_t unit, index_t kb, Range chunks, State* states, Sums sums, const Worker& worker) const {
+    const index_t b = plan_.units.b(unit), hk = plan_.units.hk(unit);
     const Sequence sequence = p_.sequence(b);
-    const index_t first = kb * tiles_.keys;
-    if (first >= sequence.k_len) return;
+    const index_t first = kb * plan_.tiles.keys, all_chunks = plan_.chunks_of(sequence);
+    chunks.end = min_of(chunks.end, all_chunks);
+    if (first >= sequence.k_len || chunks.empty()) return;
     [[maybe_unused]] const typename Target::Tiles::Session session;
     const Scratch& s = worker.scratch;
-    const index_t keys = min_of(tiles_.keys, sequence.k_len - first), padded = round_up(keys, kRows);
+    const index_t keys = min_of(plan_.tiles.keys, sequence.k_len - first), padded = round_up(keys, kRows);
     const index_t row = sequence.k_begin + first;
     load_rows(format_, row_at(p_.k, format_.size, b, row, hk), p_.k.row_stride * format_.size, keys, padded, p_.D,
-              stride_, s.k);
+              plan_.stride, s.k);
     load_rows(format_, row_at(p_.v, format_.size, b, row, hk), p_.v.row_stride * format_.size, keys, padded, p_.Dv,
-              v_stride_, s.v);
-    pack_direct<Target>(s.k, stride_, {s.k_direct, padded, stride_});
-    fill(s.dk, 0, padded * stride_, Real(0));
-    fill(s.dv, 0, padded * v_stride_, Real(0));
+              plan_.v_stride, s.v);
+    pack_direct<Target>(s.k, plan_.stride, {s.k_direct, padded, plan_.stride});
 
-    for (index_t g = 0; g < p_.group(); ++g)
-      for (index_t qb = query_blocks_ - 1; qb >= 0; --qb) {
-        Rows r{};
-        if (!rows_of(unit, g, qb, r) || r.keys.begin >= first + keys || r.keys.end <= first) continue;
-        State& state = states[g * query_blocks_ + qb];
-        state.packed.begin([&] {
-          state.slot = worker.slots.take(worker.index);
-          state.turn.store(key_blocks_of(r).begin, std::memory_order_relaxed);
-          pack(r, carve_block(worker.blocks + state.slot * block_bytes_), s);
-        });
-        state.packed.await();
-        query_block(r, carve_block(worker.blocks + state.slot * block_bytes_), state, kb, {first, first + keys}, s);
-        // Its turn was the last one: nobody else is at it any more.
-        if (kb + 1 == key_blocks_of(r).end) worker.slots.give(state.slot, worker.index);
-      }
-
-    store_rows(s.dk, stride_, Real(p_.scale), f_.dk, p_.D, b, hk, row, keys);
-    store_rows(s.dv, v_stride_, Real(p_.dropout.keep_scale), f_.dv, p_.Dv, b, hk, row, keys);
+    sums.k_elems = padded * plan_.stride, sums.v_elems = padded * plan_.v_stride;
+    const index_t blocks = plan_.blocks_of(sequence);
+    for (index_t c = chunks.begin; c < chunks.end; ++c) {
+      const bool in_place = c == 0 || (!Target::kTiled && !plan_.split);
+      const Sums own = in_place ? sums : sums.in(s.chunk);
+      if (c == 0 || !in_place) own.clear();
+      bool any = false;
+      for (index_t n = c * blocks / all_chunks; n < (c + 1) * blocks / all_chunks; ++n)
+        any = meet(unit, n, {first, first + keys}, states, own, worker) || any;
+      sums.await(c);
+      if (any && !in_place) sums.add(own);
+      sums.pass_on(c);
+    }
+    if (chunks.end < all_chunks) return;
+    store_rows(sums.dk, plan_.stride, Real(p_.scale), f_.dk, p_.D, b, hk, row, keys);
+    store_rows(sums.dv, plan_.v_stride, Real(p_.dropout.keep_scale), f_.dv, p_.Dv, b, hk, row, keys);
   }
 
-  void query_block(const Rows& r, const QueryBlock& q, State& state, index_t kb, Range keys, const Scratch& s) const {
+  // A key block meets query block n of its unit, the last ones of a head first; false if that sees none of the keys.
+  bool meet(index_t unit, index_t n, Range keys, State* states, const Sums& sums, const Worker& worker) const {
+    const Scratch& s = worker.scratch;
+    const index_t of_head = ceil_div(p_.sequence(plan_.units.b(unit)).q_len, plan_.tiles.queries),
+                  kb = keys.begin / plan_.tiles.keys;
+    const index_t g = n / of_head, qb = plan_.nth_of_head(n % of_head, of_head);
+    Rows r{};
+    if (!rows_of(unit, g, qb, r) || r.keys.begin >= keys.end || r.keys.end <= keys.begin) return false;
+    State& state = states[g * plan_.query_blocks + qb];
+    state.packed.begin([&] {
+      state.slot = worker.slots.take(worker.index);
+      state.turn.store(key_blocks_of(r).begin, std::memory_order_relaxed);
+      pack(r, plan_.carve_block(worker.blocks + state.slot * plan_.block_bytes), s);
+    });
+    state.packed.await();
+    query_block(r, plan_.carve_block(worker.blocks + state.slot * plan_.block_bytes), state, kb, keys, sums, s);
+    // Its turn was the last one: nobody else is at it any more.
+    if (kb + 1 == key_blocks_of(r).end) worker.slots.give(state.slot, worker.index);
+    return true;
+  }
+
+  void query_block(const Rows& r, const QueryBlock& q, State& state, index_t kb, Range keys, const Sums& sums,
+                   const Scratch& s) const {
     if (p_.dropout.active)
       for (index_t j = keys.begin; j < keys.end; j += 64)
         dropout_columns<Simd, Target>(p_.dropout, r.b, r.h, r.first, r.count, j,
-                                      s.dropout + (j - keys.begin) * tiles_.queries / 8, tiles_.queries / 8);
-    if (addend_.columns_differ())
-      addend_.columns(r.rule, r.b, r.h, {r.first, r.first + r.count}, keys, s.addend_rows, s.addend, tiles_.queries);
-    else if (addend_.columns_given())
-      addend_.row(r.rule, r.b, r.h, r.first, {}, keys, s.addend);
-    for (index_t n = 0; n < keys.end - keys.begin; n += kRows) strip(r, q, keys, n, s);
+                                      s.dropout + (j - keys.begin) * plan_.tiles.queries / 8, plan_.tiles.queries / 8);
+    if (plan_.addend.columns_differ())
+      plan_.addend.columns(r.rule, r.b, r.h, {r.first, r.first + r.count}, keys, s.addend_rows, s.addend,
+                           plan_.tiles.queries);
+    else if (plan_.addend.columns_given())
+      plan_.addend.row(r.rule, r.b, r.h, r.first, {}, keys, s.addend);
+    for (index_t n = 0; n < keys.end - keys.begin; n += kRows) strip(r, q, keys, n, sums, s);
 
     while (state.turn.load(std::memory_order_acquire) != kb) std::this_thread::yield();
     add_dq(r, q, keys, kb == key_blocks_of(r).begin, s);
@@ -266,11 +249,13 @@ class Backward {
     state.turn.store(kb + 1, std::memory_order_release);
   }
 
-  ScoreGradients<Target> score_gradients(const Scratch& s) const { return {s.ds, tiles_.keys, tiles_.queries}; }
+  ScoreGradients<Target> score_gradients(const Scratch& s) const {
+    return {s.ds, plan_.tiles.keys, plan_.tiles.queries};
+  }
 
   // Keys n .. n + kRows - 1 of the block against the queries of the block.
-  void strip(const Rows& r, const QueryBlock& q, Range keys, index_t n, const Scratch& s) const {
-    const index_t padded = round_up(r.count, kWidth), j = keys.begin + n, ld = tiles_.queries;
+  void strip(const Rows& r, const QueryBlock& q, Range keys, index_t n, const Sums& sums, const Scratch& s) const {
+    const index_t padded = round_up(r.count, kWidth), j = keys.begin + n, ld = plan_.tiles.queries;
     const index_t rows = min_of(kRows, keys.end - j);
     const Range seen = r.rule.visible_queries(Range{j, j + rows});
     const index_t begin = max_of<index_t>(seen.begin - r.first, 0), end = min_of(seen.end - r.first, r.count);
@@ -281,44 +266,44 @@ class Backward {
     score_gradients(s).clear(n, max_of<index_t>(c.begin - kWidth, 0), c.begin);
     score_gradients(s).clear(n, c.end, min_of(c.end + kWidth, padded));
 
-    const Panels<Target> q_transposed{q.q_transposed, depth_, padded};
-    const Panels<Target> dout_transposed{q.dout_transposed, v_depth_, padded};
+    const Panels<Target> q_transposed{q.q_transposed, plan_.depth, padded};
+    const Panels<Target> dout_transposed{q.dout_transposed, plan_.v_depth, padded};
     const auto strip = gradients_.strip(r.rule, {j, j + rows}, n, r.first, c, q.lse_log2, q.delta);
     for (index_t i = c.begin; i < c.end;) {
-      const index_t origin = i / pitch_ * pitch_, next = min_of(origin + pitch_, c.end);
-      multiply_strip<Target, false>({s.k + n * stride_, stride_, kStep}, q_transposed, 0, depth_, i, next,
-                                    s.scores + (i - origin), pitch_);
-      multiply_strip<Target, false>({s.v + n * v_stride_, v_stride_, kStep}, dout_transposed, 0, v_depth_, i, next,
-                                    s.dp + (i - origin), pitch_);
+      const index_t origin = i / plan_.pitch * plan_.pitch, next = min_of(origin + plan_.pitch, c.end);
+      multiply_strip<Target, false>({s.k + n * plan_.stride, plan_.stride, kStep}, q_transposed, 0, plan_.depth, i,
+                                    next, s.scores + (i - origin), plan_.pitch);
+      multiply_strip<Target, false>({s.v + n * plan_.v_stride, plan_.v_stride, kStep}, dout_transposed, 0,
+                                    plan_.v_depth, i, next, s.dp + (i - origin), plan_.pitch);
       gradients_(strip, {i, next}, origin, s);
       i = next;
     }
-    const Panels<Target> dout_direct{q.dout_direct, padded, v_stride_}, q_direct{q.q_direct, padded, stride_};
+    const Panels<Target> dout_direct{q.dout_direct, padded, plan_.v_stride}, q_direct{q.q_direct, padded, plan_.stride};
     const index_t from = begin / kCut * kCut, to = min_of(round_up(end, kCut), c.end);
-    multiply_strip<Target, true, true>({s.p_rows + from, ld, kStep}, dout_direct, from, to, 0, v_stride_,
-                                       s.dv + n * v_stride_, v_stride_);
-    multiply_strip<Target, true, true>({s.ds_rows + from, ld, kStep}, q_direct, from, to, 0, stride_,
-                                       s.dk + n * stride_, stride_);
+    multiply_strip<Target, true, true>({s.p_rows + from, ld, kStep}, dout_direct, from, to, 0, plan_.v_stride,
+                                       sums.dv + n * plan_.v_stride, plan_.v_stride);
+    multiply_strip<Target, true, true>({s.ds_rows + from, ld, kStep}, q_direct, from, to, 0, plan_.stride,
+                                       sums.dk + n * plan_.stride, plan_.stride);
   }
 
   // The first to add finds rows that nobody has cleared.
   void add_dq(const Rows& r, const QueryBlock& q, Range keys, bool first, const Scratch& s) const {
     const index_t padded = round_up(keys.end - keys.begin, kRows);
-    const Panels<Target> k_direct{s.k_direct, padded, stride_};
+    const Panels<Target> k_direct{s.k_direct, padded, plan_.stride};
     for (index_t i = 0; i < r.count; i += kRows) {
-      Real* const dq = q.dq + i * stride_;
+      Real* const dq = q.dq + i * plan_.stride;
       const Range seen = r.rule.visible_keys(Range{r.first + i, r.first + min_of(i + kRows, r.count)});
       const index_t begin = max_of<index_t>(seen.begin - keys.begin, 0) / kDepth * kDepth;
       const index_t end = min_of(round_up(max_of<index_t>(seen.end - keys.begin, 0), kDepth), padded);
-      if (first && (Target::kTiled || begin >= end)) fill(dq, 0, kRows * stride_, Real(0));
+      if (first && (Target::kTiled || begin >= end)) fill(dq, 0, kRows * plan_.stride, Real(0));
       if (begin >= end) continue;
-      multiply_strip<Target, true, true>(score_gradients(s).rows(i, begin), k_direct, begin, end, 0, stride_, dq,
-                                         stride_, first);
+      multiply_strip<Target, true, true>(score_gradients(s).rows(i, begin), k_direct, begin, end, 0, plan_.stride, dq,
+                                         plan_.stride, first);
     }
   }
 
   void store_dq(const Rows& r, const QueryBlock& q) const {
-    store_rows(q.dq, stride_, Real(p_.scale), f_.dq, p_.D, r.b, r.h, r.sequence.q_begin + r.first, r.count);
+    store_rows(q.dq, plan_.stride, Real(p_.scale), f_.dq, p_.D, r.b, r.h, r.sequence.q_begin + r.first, r.count);
   }
 
   // rows * factor into rows first .. first + count - 1 of x.
@@ -336,13 +321,8 @@ class Backward {
   const Problem& p_;
   const Executor& executor_;
   const RowFormat<Target> format_;
-  const Units units_;
-  const Addend<Target> addend_;
-  const Tiles tiles_;
+  const BackwardPlan<Target> plan_;
   const BackwardGradients<Target> gradients_;
-  const index_t pitch_;  // Of scores and dp.
-  const index_t depth_, v_depth_, stride_, v_stride_;
-  const index_t query_blocks_, key_blocks_, block_bytes_;
 };
 
 }  // namespace flash_attn::cpu

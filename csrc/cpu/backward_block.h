@@ -2,6 +2,7 @@
 // worker.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -32,6 +33,53 @@ struct BackwardBlockState {
   index_t slot;  // Once packed.
 };
 
+// Query blocks of a unit meet a key block in chunks, whose sums are added up in their order, so that threads can share
+// them. Where a block's products are a sum of their own that joins C, a chunk is a block, and nothing has to be summed
+// apart unless there are several threads at it. Tiles continue the sum in C: their chunks, always summed apart, have so
+// many queries that adding up does not show.
+template <class Target>
+index_t chunks_of_blocks(index_t query_blocks, index_t key_blocks, index_t queries) {
+  constexpr index_t kTasks = 32, kMostQueries = 4096, kQueries = 1024;
+  if (key_blocks == 0 || query_blocks == 0) return 1;
+  if (!Target::kTiled) return query_blocks;
+  const index_t least = ceil_div(min_of(kMostQueries, kQueries * key_blocks), queries);
+  return max_of<index_t>(1, min_of(query_blocks / least, ceil_div(kTasks, key_blocks)));
+}
+
+// dK and dV of a key block, in accumulators. Those of its first chunk are summed in place, others join them by turns.
+template <class Target>
+struct KeySums {
+  using Real = typename Target::Real;
+  using V = typename Target::Simd::V;
+  static constexpr index_t W = Target::Simd::W;
+
+  Real *dk, *dv;               // keys x stride, keys x v_stride
+  index_t k_elems, v_elems;    // In use.
+  std::atomic<index_t>* turn;  // The chunk that comes next, where these have tasks of their own; else none.
+  index_t bytes;
+
+  // As many of another's.
+  KeySums in(const KeySums& other) const { return {other.dk, other.dv, k_elems, v_elems, nullptr, 0}; }
+
+  void clear() const {
+    std::fill_n(dk, k_elems, Real(0));
+    std::fill_n(dv, v_elems, Real(0));
+  }
+  void add(const KeySums& chunk) const {
+    for (index_t n = 0; n < k_elems; n += W) Target::Simd::store(dk + n, sum(dk + n, chunk.dk + n));
+    for (index_t n = 0; n < v_elems; n += W) Target::Simd::store(dv + n, sum(dv + n, chunk.dv + n));
+  }
+  void await(index_t chunk) const {
+    while (turn && turn->load(std::memory_order_acquire) != chunk) std::this_thread::yield();
+  }
+  void pass_on(index_t chunk) const {
+    if (turn) turn->store(chunk + 1, std::memory_order_release);
+  }
+
+ private:
+  static FA_INLINE V sum(const Real* a, const Real* b) { return Target::Simd::load(a) + Target::Simd::load(b); }
+};
+
 // From a row of a strip's S^T or dP^T to the next: all queries of a block, or, in tiles, so few that they stay in L1
 // (forward_tiled.h says why).
 template <class Target>
@@ -48,7 +96,8 @@ struct BackwardScratch {
   Elem* staging;           // rows of q or dout on their way into a panel
   Elem *k, *v;             // keys x stride: multiplicands
   Elem* k_direct;          // B operand (keys, D)
-  Real *dk, *dv;           // keys x stride
+  KeySums<Target> sums;    // Of a task that is alone with its key block.
+  KeySums<Target> chunk;   // Of the chunk in work, unless it is the first; only where there are several.
   Real *scores, *dp;       // kRows x gradient_pitch each: S^T then P^T; dP^T then dS^T
   Elem *p_rows, *ds_rows;  // kRows x queries, as multiplicands; the memory of scores and dp when kInPlace
   Elem* ds;                // keys x queries: dS^T of the whole key block, as A operand of dQ

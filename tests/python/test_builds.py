@@ -25,7 +25,12 @@ def test_builds_are_compared_by_the_same_call(tmp_path):
     copy, path = tmp_path / LIBRARY.name, tmp_path / "builds.json"
     shutil.copy(LIBRARY, copy)
     shape = ["--rounds=2", "--batch=2", "--heads=4", "--kv-heads=2", "--head-dim=24", "--queries=3", "--keys=64"]
-    for options in (["--causal", "--one-thread"], ["--window", "16", "0"], ["--page=16", "--sum", "--json", path]):
+    for options in (
+        ["--causal", "--threads=1"],
+        ["--window", "16", "0"],
+        ["--backward", "--causal"],
+        ["--page=16", "--sum", "--json", path],
+    ):
         printed = builds(LIBRARY, copy, *shape, *options)
         assert len(printed.splitlines()) == 3 + ("--sum" in options) and "other bits" not in printed
     seconds = json.loads(path.read_text())["seconds"]
@@ -34,5 +39,6 @@ def test_builds_are_compared_by_the_same_call(tmp_path):
 
 def test_builds_say_what_a_call_lacks():
     assert "--keys 100 is no multiple of --page 16" in builds(LIBRARY, "--keys=100", "--page=16", status=2)
+    assert "caches have no gradients" in builds(LIBRARY, "--page=16", "--backward", status=2)
     refused = builds(LIBRARY, "--heads=3", "--kv-heads=2", status=1)
     assert "flash_attn: " in refused and "heads" in refused

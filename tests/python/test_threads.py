@@ -28,6 +28,10 @@ SAMPLES = {
     "dropout": Case(lengths=((130, 1100),), H=3, Hk=1, D=32, dropout_p=0.2, alibi="BH"),
     "varlen": Case(lengths=((1, 900), (0, 5), (700, 64), (33, 33)), varlen=True, H=2, Hk=1, D=72, softcap=15.0),
     "heads of a key head": Case(lengths=((3, 1500),) * 2, H=50, Hk=1, D=64, causal=True),
+    # Backward, tasks of a key block each are too few: query blocks, of several sums, meet it in chunks.
+    "few keys": Case(lengths=((1300, 100),) * 2, H=4, Hk=1, D=40),
+    "few keys, varlen": Case(lengths=((2500, 70), (900, 0), (40, 300)), varlen=True, H=3, Hk=1, D=64, window=(700, 30)),
+    "few keys, dropout": Case(lengths=((1300, 300),), H=2, Hk=1, D=48, causal=True, dropout_p=0.1),
     "one row": Case(lengths=((1, 2000),), H=1, Hk=1, D=64),
 }
 

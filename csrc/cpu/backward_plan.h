@@ -1,0 +1,176 @@
+// The sizes that a backward call settles once: its tiles, how it is cut into tasks, and where things are in memory.
+#pragma once
+
+#include "core/thread_pool.h"
+#include "cpu/backward_block.h"
+#include "cpu/gemm.h"
+#include "cpu/score_tables.h"
+#include "cpu/units.h"
+#include "cpu/workspace.h"
+
+namespace flash_attn::cpu {
+
+template <class Target>
+struct BackwardPlan {
+  using Elem = typename Target::Elem;
+  using Real = typename Target::Real;
+  using QueryBlock = BackwardBlock<Target>;
+  using Scratch = BackwardScratch<Target>;
+  using State = BackwardBlockState<Target>;
+  using Sums = KeySums<Target>;
+  static constexpr index_t W = Target::Simd::W, kStep = Target::Format::kStep, kRows = Target::kRows;
+  static constexpr index_t kDepth = Target::kDepth, kWidth = Target::kWidth;
+  static constexpr bool kInPlace = std::is_same_v<Elem, Real>;
+
+  BackwardPlan(const Problem& problem, const Executor& executor)
+      : p(problem),
+        threads(executor.num_threads),
+        units(p),
+        addend(p),
+        parts(parts_of_block()),
+        tiles(tiles_of_parts()),
+        pitch(gradient_pitch<Target>(tiles)),
+        depth(round_up(p.D, kDepth)),
+        v_depth(round_up(p.Dv, kDepth)),
+        stride(round_up(p.D, kWidth)),
+        v_stride(round_up(p.Dv, kWidth)),
+        query_blocks(ceil_div(units.longest_q(), tiles.queries)),
+        key_blocks(ceil_div(units.longest_k(), tiles.keys)),
+        most_chunks(find_most_chunks()),
+        split(most_chunks > 1 && too_few(tiles)),
+        block_bytes(carve_block(nullptr).bytes) {}
+
+  struct Wave {
+    index_t units, blocks;  // Query blocks that have memory.
+    int workers;
+  };
+  struct Memory {
+    char *blocks, *scratch, *sums;  // Of each block, worker and, if split, key block.
+    State* states;
+    index_t scratch_bytes, sums_bytes, bytes;
+  };
+
+  // Whether tasks of a (unit, key block) each would leave threads idle.
+  bool too_few(Tiles t) const { return units.count() * ceil_div(units.longest_k(), t.keys) < 3 * threads; }
+  index_t unit_tasks() const { return key_blocks * (split ? most_chunks : 1); }
+
+  Wave plan_wave() const {
+    const index_t per_unit = unit_blocks();
+    // Workers on units of their own hold one unit each at a time, whatever the number of units.
+    const bool one_each =
+        units.count() >= threads && !split && Units::quick_to_allocate(threads * per_unit * block_bytes);
+    Wave w{};
+    w.units = one_each ? units.count() : units.wave(per_unit * block_bytes, unit_tasks(), threads);
+    w.blocks = (one_each ? threads : w.units) * per_unit;
+    w.workers = static_cast<int>(max_of<index_t>(1, min_of(threads, w.units * max_of(per_unit, unit_tasks()))));
+    return w;
+  }
+  Memory carve(const Wave& wave, char* base) const {
+    Carver c(base);
+    Memory m{};
+    m.scratch_bytes = carve_scratch(nullptr).bytes;
+    m.sums_bytes = carve_sums(nullptr).bytes;
+    m.blocks = c.take<char>(wave.blocks * block_bytes);
+    m.scratch = c.take<char>(wave.workers * m.scratch_bytes);
+    m.sums = c.take<char>(split ? wave.units * key_blocks * m.sums_bytes : 0);
+    m.states = c.take<State>(wave.units * unit_blocks());
+    m.bytes = c.used();
+    return m;
+  }
+
+  // Parts of a query block that are blocks of their own, as many as its products make sums, where these give too few
+  // threads something to do.
+  index_t parts_of_block() const {
+    constexpr index_t kOfSum = kStepsPerSum<Target> * kStep;
+    const Tiles t = backward_tiles(p.D, p.Dv, sizeof(Elem), kRows, addend_per_query(p));
+    return !Target::kTiled && too_few(t) ? ceil_div(t.queries, kOfSum) : 1;
+  }
+  Tiles tiles_of_parts() const {
+    Tiles t = backward_tiles(p.D, p.Dv, sizeof(Elem), kRows, addend_per_query(p));
+    t.queries = min_of(t.queries / parts, round_up(max_of<index_t>(units.longest_q(), 1), kKeyAlign));
+    return t;
+  }
+
+  // The nth query block of a head, of `blocks`, to meet a key block: last to first, but the parts of one that is cut
+  // for the threads' sake in the order in which its products would sum them.
+  index_t nth_of_head(index_t n, index_t blocks) const {
+    const index_t whole = ceil_div(blocks, parts), last = blocks - (whole - 1) * parts;
+    if (n < last) return blocks - last + n;
+    return (whole - 2 - (n - last) / parts) * parts + (n - last) % parts;
+  }
+  index_t unit_blocks() const { return p.group() * query_blocks; }
+  index_t blocks_of(const Sequence& sequence) const { return p.group() * ceil_div(sequence.q_len, tiles.queries); }
+  index_t chunks_of(const Sequence& sequence) const {
+    return chunks_of_blocks<Target>(blocks_of(sequence), ceil_div(sequence.k_len, tiles.keys), tiles.queries);
+  }
+  index_t find_most_chunks() const {
+    index_t most = 1;
+    for (index_t b = 0; b < p.B; ++b) most = max_of(most, chunks_of(p.sequence(b)));
+    return most;
+  }
+
+  QueryBlock carve_block(char* base) const {
+    Carver c(base);
+    QueryBlock q{};
+    const index_t n = tiles.queries;
+    q.q_transposed = c.take<Elem>(n * depth);
+    q.dout_transposed = c.take<Elem>(n * v_depth);
+    q.q_direct = c.take<Elem>(n * stride);
+    q.dout_direct = c.take<Elem>(n * v_stride);
+    q.lse_log2 = c.take<Real>(n);
+    q.delta = c.take<Real>(n);
+    q.dq = c.take<Real>(round_up(n, kRows) * stride);
+    q.bytes = c.used();
+    return q;
+  }
+  Scratch carve_scratch(char* base) const {
+    Carver c(base);
+    Scratch s{};
+    const index_t keys = round_up(tiles.keys, kRows), queries = tiles.queries;
+    s.staging = c.take<Elem>(Panels<Target>::kPanel * max_of(stride, v_stride));
+    s.k = c.take<Elem>(keys * stride);
+    s.v = c.take<Elem>(keys * v_stride);
+    s.k_direct = c.take<Elem>(keys * stride);
+    s.sums = take_sums(c);
+    if (split || (Target::kTiled && most_chunks > 1)) s.chunk = take_sums(c);
+    s.scores = c.take<Real>(kRows * pitch);
+    s.dp = c.take<Real>(kRows * pitch);
+    s.p_rows = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * queries);
+    s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kRows * queries);
+    s.ds = c.take<Elem>(ScoreGradients<Target>::elems(keys, queries));
+    s.dropout = c.take<std::uint8_t>(round_up(tiles.keys, 64) * queries / 8);
+    s.addend = addend.columns_given() ? c.take<Real>(tiles.keys * (addend.columns_differ() ? queries : 1)) : nullptr;
+    s.addend_rows = c.take<Real>(addend.columns_differ() ? W * tiles.keys : 0);
+    s.bytes = c.used();
+    return s;
+  }
+
+  Sums take_sums(Carver& c) const {
+    const index_t keys = round_up(tiles.keys, kRows);
+    Sums s{};
+    s.dk = c.take<Real>(keys * stride);
+    s.dv = c.take<Real>(keys * v_stride);
+    return s;
+  }
+  Sums carve_sums(char* base) const {
+    Carver c(base);
+    Sums s = take_sums(c);
+    s.turn = c.take<std::atomic<index_t>>(1);
+    s.bytes = c.used();
+    return s;
+  }
+
+  const Problem& p;
+  const index_t threads;
+  const Units units;
+  const Addend<Target> addend;
+  const index_t parts;  // Blocks that a query block is cut into.
+  const Tiles tiles;
+  const index_t pitch;  // Of scores and dp.
+  const index_t depth, v_depth, stride, v_stride;
+  const index_t query_blocks, key_blocks, most_chunks;
+  const bool split;  // Tasks are of a chunk of query blocks each, and share the sums of a key block.
+  const index_t block_bytes;
+};
+
+}  // namespace flash_attn::cpu
