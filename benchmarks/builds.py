@@ -87,7 +87,7 @@ class Call:
         self.forward = self.filled(ForwardArgs, out=self.out, lse=lse)
         self.results = [self.out]
         # Without an executor a build uses a pool of its own, with one thread per processor.
-        self.executor = ctypes.byref(Executor(ctypes.sizeof(Executor), args.threads)) if args.threads else None
+        self.executor = ctypes.byref(Executor(ctypes.sizeof(Executor), 1)) if args.one_thread else None
         self.backward = None
         if args.backward:
             dout = torch.randn(self.out.shape, generator=generator).to(dtype)
@@ -139,7 +139,7 @@ def parse_arguments(argv=None):
     add("--page", type=int, default=0, metavar="N", help="keys in pages of N, in random order [contiguous]")
     add("--sum", action="store_true", help="time a plain sum over K and V too")
     add("--backward", action="store_true", help="time the backward pass [forward]")
-    add("--threads", type=int, default=0, metavar="N", help="[one per processor]")
+    add("--one-thread", action="store_true", help="[one thread per processor]")
     add("--rounds", type=int, default=100, metavar="N", help="[100]")
     add("--seed", type=int, default=0, metavar="N", help="[0]")
     add("--json", metavar="FILE", help="write seconds of each round, too")
@@ -164,8 +164,8 @@ def measured(calls, rounds, seed):
 
 def main(argv=None):
     args = parse_arguments(argv)
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    if args.one_thread:
+        torch.set_num_threads(1)
     call, names = Call(args), list(args.libraries)
     calls, outputs = [call.by(name) for name in names], []
     for by_build in calls:

@@ -20,8 +20,6 @@
 #include "cpu/pack.h"
 #include "cpu/slots.h"
 #include "cpu/target.h"
-#include "cpu/units.h"
-#include "cpu/workspace.h"
 
 namespace flash_attn::cpu {
 
@@ -85,9 +83,9 @@ class Backward {
       State* const states = memory.states + unit * per_unit;
       const index_t kb = plan_.split ? in_unit / plan_.most_chunks : in_unit, chunk = in_unit % plan_.most_chunks;
       if (plan_.split)
-        key_block(first + unit, kb, {chunk, chunk + 1}, states, sums_of(unit * plan_.key_blocks + kb), worker);
+        chunk_of_key_block(first + unit, kb, chunk, states, sums_of(unit * plan_.key_blocks + kb), worker);
       else
-        key_block(first + unit, kb, {0, plan_.most_chunks}, states, worker.scratch.sums, worker);
+        key_block(first + unit, kb, states, worker);
     });
     parallel_for(executor_, n * per_unit, [&](index_t task, int i) {
       const index_t in_unit = task % per_unit;
@@ -174,59 +172,132 @@ class Backward {
     worker.slots.give(slot, worker.index);
   }
 
-  // Chunks of query blocks, as far as there are so many. States: those of the unit's query blocks.
-  void key_block(index_t unit, index_t kb, Range chunks, State* states, Sums sums, const Worker& worker) const {
-    const index_t b = plan_.units.b(unit), hk = plan_.units.hk(unit);
-    const Sequence sequence = p_.sequence(b);
-    const index_t first = kb * plan_.tiles.keys, all_chunks = plan_.chunks_of(sequence);
-    chunks.end = min_of(chunks.end, all_chunks);
-    if (first >= sequence.k_len || chunks.empty()) return;
-    [[maybe_unused]] const typename Target::Tiles::Session session;
-    const Scratch& s = worker.scratch;
-    const index_t keys = min_of(plan_.tiles.keys, sequence.k_len - first), padded = round_up(keys, kRows);
-    const index_t row = sequence.k_begin + first;
-    load_rows(format_, row_at(p_.k, format_.size, b, row, hk), p_.k.row_stride * format_.size, keys, padded, p_.D,
-              plan_.stride, s.k);
-    load_rows(format_, row_at(p_.v, format_.size, b, row, hk), p_.v.row_stride * format_.size, keys, padded, p_.Dv,
-              plan_.v_stride, s.v);
-    pack_direct<Target>(s.k, plan_.stride, {s.k_direct, padded, plan_.stride});
-
-    sums.k_elems = padded * plan_.stride, sums.v_elems = padded * plan_.v_stride;
-    const index_t blocks = plan_.blocks_of(sequence);
-    for (index_t c = chunks.begin; c < chunks.end; ++c) {
-      const bool in_place = c == 0 || (!Target::kTiled && !plan_.split);
-      const Sums own = in_place ? sums : sums.in(s.chunk);
-      if (c == 0 || !in_place) own.clear();
-      bool any = false;
-      for (index_t n = c * blocks / all_chunks; n < (c + 1) * blocks / all_chunks; ++n)
-        any = meet(unit, n, {first, first + keys}, states, own, worker) || any;
-      sums.await(c);
-      if (any && !in_place) sums.add(own);
-      sums.pass_on(c);
-    }
-    if (chunks.end < all_chunks) return;
-    store_rows(sums.dk, plan_.stride, Real(p_.scale), f_.dk, p_.D, b, hk, row, keys);
-    store_rows(sums.dv, plan_.v_stride, Real(p_.dropout.keep_scale), f_.dv, p_.Dv, b, hk, row, keys);
+  // A key block as a task sees it.
+  struct Keys {
+    index_t unit, index, hk;
+    Sequence sequence;
+    Range keys;
+    index_t padded;  // Keys, in whole strips.
+    index_t chunks;  // Of the query blocks of its unit.
+  };
+  Keys keys_of(index_t unit, index_t kb) const {
+    const Sequence sequence = p_.sequence(plan_.units.b(unit));
+    const Range keys{kb * plan_.tiles.keys, min_of((kb + 1) * plan_.tiles.keys, sequence.k_len)};
+    return {unit,
+            kb,
+            plan_.units.hk(unit),
+            sequence,
+            keys,
+            round_up(keys.end - keys.begin, kRows),
+            plan_.chunks_of(sequence)};
   }
 
-  // A key block meets query block n of its unit, the last ones of a head first; false if that sees none of the keys.
-  bool meet(index_t unit, index_t n, Range keys, State* states, const Sums& sums, const Worker& worker) const {
+  // A task for a whole key block. States: those of the unit's query blocks.
+  void key_block(index_t unit, index_t kb, State* states, const Worker& worker) const {
+    const Keys k = keys_of(unit, kb);
+    if (k.keys.empty()) return;
     const Scratch& s = worker.scratch;
-    const index_t of_head = ceil_div(p_.sequence(plan_.units.b(unit)).q_len, plan_.tiles.queries),
-                  kb = keys.begin / plan_.tiles.keys;
-    const index_t g = n / of_head, qb = plan_.nth_of_head(n % of_head, of_head);
+    [[maybe_unused]] const typename Target::Tiles::Session session;
+    load_keys(k, s);
+    const Sums sums = s.sums.of(k.padded);
+    sums.clear();
+    for (index_t c = 0; c < k.chunks; ++c) {
+      const bool apart = Target::kTiled && c > 0;  // Other products make sums of their own (chunks_of_blocks).
+      const Sums own = apart ? s.chunk.of(k.padded) : sums;
+      if (apart) own.clear();
+      if (meet_chunk(k, c, states, own, worker) && apart) sums.add(own);
+    }
+    store_gradients(k, sums);
+  }
+
+  // A task for a chunk of a key block, whose sums join those of the chunks before.
+  void chunk_of_key_block(index_t unit, index_t kb, index_t c, State* states, Sums sums, const Worker& worker) const {
+    const Keys k = keys_of(unit, kb);
+    if (k.keys.empty() || c >= k.chunks) return;
+    const bool any = chunk_sees(k, c);
+    if (!any && c > 0) return;
+    index_t before = c - 1, after = c + 1;
+    while (before >= 0 && !chunk_sees(k, before)) --before;
+    while (after < k.chunks && !chunk_sees(k, after)) ++after;
+    if (!any && after < k.chunks) return;  // Of what no chunk sees the first one stores zeros.
+    const Scratch& s = worker.scratch;
+    [[maybe_unused]] const typename Target::Tiles::Session session;
+    sums = sums.of(k.padded);
+    const Sums own = before < 0 ? sums : s.chunk.of(k.padded);
+    load_keys(k, s);
+    own.clear();
+    meet_chunk(k, c, states, own, worker);
+    if (before >= 0) {
+      sums.await(before);
+      sums.add(own);
+    }
+    if (after < k.chunks)
+      sums.pass_on(c);
+    else
+      store_gradients(k, sums);
+  }
+
+  void load_keys(const Keys& k, const Scratch& s) const {
+    const index_t row = k.sequence.k_begin + k.keys.begin, count = k.keys.end - k.keys.begin;
+    const auto load = [&](const Operand& x, index_t features, index_t stride, Elem* to) {
+      load_rows(format_, row_at(x, format_.size, plan_.units.b(k.unit), row, k.hk), x.row_stride * format_.size, count,
+                k.padded, features, stride, to);
+    };
+    load(p_.k, p_.D, plan_.stride, s.k);
+    load(p_.v, p_.Dv, plan_.v_stride, s.v);
+    pack_direct<Target>(s.k, plan_.stride, {s.k_direct, k.padded, plan_.stride});
+  }
+  void store_gradients(const Keys& k, const Sums& sums) const {
+    const index_t b = plan_.units.b(k.unit), row = k.sequence.k_begin + k.keys.begin;
+    const index_t count = k.keys.end - k.keys.begin;
+    store_rows(sums.dk, plan_.stride, Real(p_.scale), f_.dk, p_.D, b, k.hk, row, count);
+    store_rows(sums.dv, plan_.v_stride, Real(p_.dropout.keep_scale), f_.dv, p_.Dv, b, k.hk, row, count);
+  }
+
+  // Calls work(n) for the query blocks of a chunk until it returns true; whether it did.
+  template <class Work>
+  FA_INLINE bool any_of_chunk(const Keys& k, index_t c, const Work& work) const {
+    const index_t blocks = plan_.blocks_of(k.sequence), end = (c + 1) * blocks / k.chunks;
+    index_t n = c * blocks / k.chunks;
+    while (n < end && !work(n)) ++n;
+    return n < end;
+  }
+  bool chunk_sees(const Keys& k, index_t c) const {
+    return any_of_chunk(k, c, [&](index_t n) {
+      Rows r{};
+      return nth_sees(k, n, r);
+    });
+  }
+  // False if none of them sees any of the keys.
+  bool meet_chunk(const Keys& k, index_t c, State* states, const Sums& sums, const Worker& worker) const {
+    bool any = false;
+    any_of_chunk(k, c, [&](index_t n) {
+      any = meet(k, n, states, sums, worker) || any;
+      return false;
+    });
+    return any;
+  }
+
+  // Query block n of a unit, the last ones of a head first; whether it sees some of the keys.
+  bool nth_sees(const Keys& k, index_t n, Rows& r) const {
+    const index_t of_head = ceil_div(k.sequence.q_len, plan_.tiles.queries);
+    return rows_of(k.unit, n / of_head, plan_.nth_of_head(n % of_head, of_head), r) && r.keys.begin < k.keys.end &&
+           r.keys.end > k.keys.begin;
+  }
+  bool meet(const Keys& k, index_t n, State* states, const Sums& sums, const Worker& worker) const {
+    const Scratch& s = worker.scratch;
     Rows r{};
-    if (!rows_of(unit, g, qb, r) || r.keys.begin >= keys.end || r.keys.end <= keys.begin) return false;
-    State& state = states[g * plan_.query_blocks + qb];
+    if (!nth_sees(k, n, r)) return false;
+    State& state = states[r.h % p_.group() * plan_.query_blocks + r.first / plan_.tiles.queries];
     state.packed.begin([&] {
       state.slot = worker.slots.take(worker.index);
       state.turn.store(key_blocks_of(r).begin, std::memory_order_relaxed);
       pack(r, plan_.carve_block(worker.blocks + state.slot * plan_.block_bytes), s);
     });
     state.packed.await();
-    query_block(r, plan_.carve_block(worker.blocks + state.slot * plan_.block_bytes), state, kb, keys, sums, s);
+    query_block(r, plan_.carve_block(worker.blocks + state.slot * plan_.block_bytes), state, k.index, k.keys, sums, s);
     // Its turn was the last one: nobody else is at it any more.
-    if (kb + 1 == key_blocks_of(r).end) worker.slots.give(state.slot, worker.index);
+    if (k.index + 1 == key_blocks_of(r).end) worker.slots.give(state.slot, worker.index);
     return true;
   }
 

@@ -50,34 +50,36 @@ index_t chunks_of_blocks(index_t query_blocks, index_t key_blocks, index_t queri
 template <class Target>
 struct KeySums {
   using Real = typename Target::Real;
-  using V = typename Target::Simd::V;
-  static constexpr index_t W = Target::Simd::W;
 
-  Real *dk, *dv;               // keys x stride, keys x v_stride
-  index_t k_elems, v_elems;    // In use.
-  std::atomic<index_t>* turn;  // The chunk that comes next, where these have tasks of their own; else none.
+  Real *dk, *dv;  // keys x stride, keys x v_stride
+  index_t k_stride, v_stride;
+  index_t keys;                // In use.
+  std::atomic<index_t>* turn;  // One past the chunk that has joined last, where chunks have tasks of their own.
   index_t bytes;
 
-  // As many of another's.
-  KeySums in(const KeySums& other) const { return {other.dk, other.dv, k_elems, v_elems, nullptr, 0}; }
-
+  KeySums of(index_t so_many) const {
+    KeySums sums = *this;
+    sums.keys = so_many;
+    return sums;
+  }
   void clear() const {
-    std::fill_n(dk, k_elems, Real(0));
-    std::fill_n(dv, v_elems, Real(0));
+    std::fill_n(dk, keys * k_stride, Real(0));
+    std::fill_n(dv, keys * v_stride, Real(0));
   }
   void add(const KeySums& chunk) const {
-    for (index_t n = 0; n < k_elems; n += W) Target::Simd::store(dk + n, sum(dk + n, chunk.dk + n));
-    for (index_t n = 0; n < v_elems; n += W) Target::Simd::store(dv + n, sum(dv + n, chunk.dv + n));
+    add(dk, chunk.dk, keys * k_stride);
+    add(dv, chunk.dv, keys * v_stride);
   }
   void await(index_t chunk) const {
-    while (turn && turn->load(std::memory_order_acquire) != chunk) std::this_thread::yield();
+    while (turn->load(std::memory_order_acquire) != chunk + 1) std::this_thread::yield();
   }
-  void pass_on(index_t chunk) const {
-    if (turn) turn->store(chunk + 1, std::memory_order_release);
-  }
+  void pass_on(index_t chunk) const { turn->store(chunk + 1, std::memory_order_release); }
 
  private:
-  static FA_INLINE V sum(const Real* a, const Real* b) { return Target::Simd::load(a) + Target::Simd::load(b); }
+  static void add(Real* sum, const Real* x, index_t count) {
+    using Simd = typename Target::Simd;
+    for (index_t n = 0; n < count; n += Simd::W) Simd::store(sum + n, Simd::load(sum + n) + Simd::load(x + n));
+  }
 };
 
 // From a row of a strip's S^T or dP^T to the next: all queries of a block, or, in tiles, so few that they stay in L1

@@ -51,7 +51,7 @@ struct BackwardPlan {
   };
 
   // Whether tasks of a (unit, key block) each would leave threads idle.
-  bool too_few(Tiles t) const { return units.count() * ceil_div(units.longest_k(), t.keys) < 3 * threads; }
+  bool too_few(Tiles t) const { return units.count() * ceil_div(units.longest_k(), t.keys) < 2 * threads; }
   index_t unit_tasks() const { return key_blocks * (split ? most_chunks : 1); }
 
   Wave plan_wave() const {
@@ -150,6 +150,7 @@ struct BackwardPlan {
     Sums s{};
     s.dk = c.take<Real>(keys * stride);
     s.dv = c.take<Real>(keys * v_stride);
+    s.k_stride = stride, s.v_stride = v_stride;
     return s;
   }
   Sums carve_sums(char* base) const {

@@ -31,7 +31,6 @@ class Forward {
   using Scratch = ForwardScratch<Target>;
   using Partial = ForwardPartial<Target>;
   static constexpr index_t W = Simd::W, kRows = Target::kRows;
-  static constexpr index_t kSplitKeys = kInPlaceKeys;  // Keys of a range that is merged with others.
 
  public:
   Forward(const ForwardProblem& forward, const Executor& executor, Approach approach, const Units& units)
@@ -144,51 +143,72 @@ class Forward {
     if (f_.s_dmask) strips_.write_dmask(block, s);
   }
 
-  // Tasks are ranges of keys of a block of heads. The ranges of a sequence depend on its own length and num_splits
+  // What the tasks of a wave share: what each range gave a block of rows, and how many of its ranges are left.
+  struct RangeMemory {
+    char* partials;  // blocks x splits
+    std::atomic<index_t>* left;
+    index_t partial_bytes, splits, bytes;
+  };
+  RangeMemory carve_ranges(char* base, index_t blocks, index_t splits) const {
+    Carver c(base);
+    RangeMemory m{};
+    m.partial_bytes = plan_.carve_partial(nullptr).bytes, m.splits = splits;
+    m.partials = c.take<char>(splits > 1 ? blocks * splits * m.partial_bytes : 0);
+    m.left = c.take<std::atomic<index_t>>(splits > 1 ? blocks : 0);
+    m.bytes = c.used();
+    return m;
+  }
+  Partial partial(const RangeMemory& m, index_t nth, index_t split) const {
+    return plan_.carve_partial(m.partials + (nth * m.splits + split) * m.partial_bytes);
+  }
+
+  // Tasks are ranges of keys of a block of rows. The ranges of a sequence depend on its own length and num_splits
   // alone, so results do not depend on threads or on other sequences.
   void run_ranges() {
-    const index_t splits = splits_of(units_.longest_k()), blocks = head_blocks();
-    const index_t partial_bytes = plan_.carve_partial(nullptr).bytes;
-    const index_t fit = units_.wave(blocks * splits * partial_bytes, blocks * splits, executor_.num_threads);
+    const index_t splits = splits_of(units_.longest_k()), blocks = blocks_of_unit();
+    const index_t of_unit = carve_ranges(nullptr, blocks, splits).bytes;
+    const index_t fit = units_.wave(of_unit, blocks * splits, executor_.num_threads);
     const index_t slots = slots_of(fit, splits), wave = fit / slots * slots * blocks;
     const index_t scratch_bytes = plan_.carve(nullptr, slots).bytes;
     const int workers = worker_count(executor_, wave / slots * splits);
-    const Workspace memory(workers * scratch_bytes + (splits > 1 ? wave * splits * partial_bytes : 0));
-    const auto scratch = [&](int worker) { return plan_.carve(memory.data() + worker * scratch_bytes, slots); };
-    const auto partial = [&](index_t nth, index_t split) {
-      return plan_.carve_partial(memory.data() + workers * scratch_bytes + (nth * splits + split) * partial_bytes);
-    };
+    const Workspace memory(workers * scratch_bytes + carve_ranges(nullptr, wave, splits).bytes);
+    const RangeMemory ranges = carve_ranges(memory.data() + workers * scratch_bytes, wave, splits);
 
     for (index_t first = 0; first < units_.count() * blocks; first += wave) {
       const index_t n = min_of(wave, units_.count() * blocks - first);
+      for (index_t i = 0; i < n && splits > 1; ++i) new (ranges.left + i) std::atomic<index_t>(splits);
       // Memory is read in its order, or by the thread that has read it in the last call and finds it in its cache.
       const index_t tasks = n / slots * splits, group = plan_.approach == Approach::direct ? tasks : 1;
       parallel_for_groups(executor_, tasks / group, group, [&](index_t task, int worker) {
         const index_t nth = task / splits * slots, split = task % splits;
-        const Scratch s = scratch(worker);
+        const Scratch s = plan_.carve(memory.data() + worker * scratch_bytes, slots);
         [[maybe_unused]] const typename Target::Tiles::Session session;
         attend_range(first + nth, slots, split, s);
         for (index_t i = 0; i < slots; ++i)
           if (splits == 1)
             finish(s.block[i], plan_.slot(s, i));
           else
-            keep(s.block[i], plan_.slot(s, i), partial(nth + i, split));
-      });
-      if (splits == 1) continue;
-      parallel_for(executor_, n, [&](index_t nth, int worker) {
-        const Scratch s = scratch(worker);
-        const Block& block = begin_heads(first + nth, s);
-        clear(block, s);
-        for (index_t split = 0; split < splits; ++split) merge(block, partial(nth, split), s);
-        finish(block, s);
+            keep(s.block[i], plan_.slot(s, i), partial(ranges, nth + i, split));
+        for (index_t i = 0; i < slots && splits > 1; ++i)
+          if (ranges.left[nth + i].fetch_sub(1, std::memory_order_acq_rel) == 1)
+            merge_ranges(first, nth + i, ranges, s);
       });
     }
   }
 
-  // Blocks of a unit's query heads: as many heads as meet keys together.
-  index_t head_blocks() const { return ceil_div(p_.group(), plan_.heads); }
-  Block& begin_heads(index_t nth, const Scratch& s) const {
-    return begin(nth / head_blocks(), nth % head_blocks() * plan_.heads, 0, s);
+  // By whoever has finished the last range of a block of rows, in the order of the ranges.
+  void merge_ranges(index_t first, index_t nth, const RangeMemory& ranges, const Scratch& s) const {
+    const Block& block = begin_block(first + nth, s);
+    clear(block, s);
+    for (index_t split = 0; split < ranges.splits; ++split) merge(block, partial(ranges, nth, split), s);
+    finish(block, s);
+  }
+
+  // Blocks of a unit's rows: of as many heads as meet keys together, or of some queries of a head.
+  index_t blocks_of_unit() const { return ceil_div(p_.group(), plan_.heads) * plan_.query_blocks; }
+  Block& begin_block(index_t nth, const Scratch& s) const {
+    const index_t blocks = blocks_of_unit(), in_unit = nth % blocks;
+    return begin(nth / blocks, in_unit / plan_.query_blocks * plan_.heads, in_unit % plan_.query_blocks, s);
   }
 
   // Key heads that a task works on side by side when it reads K and V directly; they are of one sequence. Fewer where
@@ -204,17 +224,17 @@ class Forward {
   // Ranges of a sequence of so many keys.
   index_t splits_of(index_t keys) const {
     const index_t blocks = ceil_div(keys, plan_.tiles.keys);
-    const index_t by_default = ceil_div(blocks * plan_.tiles.keys, kSplitKeys);
+    const index_t by_default = ceil_div(blocks * plan_.tiles.keys, plan_.range_keys(keys));
     return max_of<index_t>(1, min_of<index_t>(p_.num_splits > 0 ? p_.num_splits : by_default, blocks));
   }
 
-  // Key blocks of range `split`, which may have none, for `count` blocks of heads of one sequence, from the nth on.
+  // Key blocks of range `split`, which may have none, for `count` blocks of one sequence, from the nth on.
   void attend_range(index_t nth, index_t count, index_t split, const Scratch& s) const {
-    const index_t keys = plan_.tiles.keys, k_len = p_.sequence(units_.b(nth / head_blocks())).k_len;
+    const index_t keys = plan_.tiles.keys, k_len = p_.sequence(units_.b(nth / blocks_of_unit())).k_len;
     const index_t blocks = ceil_div(k_len, keys), splits = splits_of(k_len);
     const auto begin_of = [&](index_t n) { return min_of(n, splits) * blocks / splits * keys; };
     const Range range{begin_of(split), begin_of(split + 1)};
-    for (index_t i = 0; i < count; ++i) begin_heads(nth + i, plan_.slot(s, i));
+    for (index_t i = 0; i < count; ++i) begin_block(nth + i, plan_.slot(s, i));
     if (plan_.approach == Approach::direct) return direct_.attend(count, range, s);
     strips_.attend(*s.block, range, s);
     strips_.clear_unseen(*s.block, s);

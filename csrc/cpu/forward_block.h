@@ -159,12 +159,31 @@ struct ForwardPlan {
     return most;
   }
 
+  // Rows of a block that is not packed for others: all that meet keys together, or fewer queries of a head where there
+  // would be too few tasks for the threads.
+  index_t rows_of_block(int threads) const {
+    const index_t least = max_of<index_t>(16, kRows), blocks = units.count() * ceil_div(p.group(), heads);
+    index_t queries = max_of<index_t>(1, units.longest_q());
+    while (approach == Approach::in_place && heads == 1 && queries > least &&
+           blocks * ceil_div(units.longest_q(), queries) * ceil_div(units.longest_k(), kInPlaceKeys) < index_t(threads))
+      queries = round_up(ceil_div(queries, index_t(2)), kRows);
+    return heads * queries;
+  }
+
+  // Keys of a range that is merged with others, of a sequence of so many: where rows are read where they are, fewer in
+  // short sequences whose key heads are few, so that a single one keeps many threads busy.
+  index_t range_keys(index_t keys) const {
+    constexpr index_t kTasks = 16, kLeast = 2 * kDirectKeys;
+    const index_t for_tasks = ceil_div(keys, ceil_div(kTasks, p.Hk));
+    return approach == Approach::direct ? min_of(max_of(for_tasks, kLeast), kInPlaceKeys) : kInPlaceKeys;
+  }
+
   Tiles tiles_for(int threads) const {
     Tiles t = forward_tiles(approach, p.D, p.Dv, sizeof(Elem), kRows);
     if (approach == Approach::packed && has_window()) t.keys = max_of(t.keys, keys_of_window());
     if (approach != Approach::direct)  // Direct loops know kDirectKeys.
       t.keys = min_of(t.keys, round_up(max_of<index_t>(units.longest_k(), 1), kKeyAlign));
-    if (approach != Approach::packed) return {max_of<index_t>(1, heads * units.longest_q()), t.keys};
+    if (approach != Approach::packed) return {rows_of_block(threads), t.keys};
     // Smaller blocks, since a row's result does not depend on its neighbours: where rows lie so far apart that those of
     // a block, which a window's tasks ask for into L2 (forward_ahead.h), share too few of its sets; and when there
     // would be too few tasks for the threads.

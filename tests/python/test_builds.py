@@ -26,7 +26,7 @@ def test_builds_are_compared_by_the_same_call(tmp_path):
     shutil.copy(LIBRARY, copy)
     shape = ["--rounds=2", "--batch=2", "--heads=4", "--kv-heads=2", "--head-dim=24", "--queries=3", "--keys=64"]
     for options in (
-        ["--causal", "--threads=1"],
+        ["--causal", "--one-thread"],
         ["--window", "16", "0"],
         ["--backward", "--causal"],
         ["--page=16", "--sum", "--json", path],
