@@ -141,7 +141,7 @@ struct ForwardPlan {
         heads(heads_together(executor.num_threads)),
         tiles(tiles_for(executor.num_threads)),
         alone(how == Approach::packed && can_pack_alone(executor.num_threads)),
-        packed(p, format, keys_to_hold(), !(alone && asks_between_products())),
+        packed(p, format, keys_to_hold(), !(alone && has_window() && asks_between_products())),
         q_stride(round_up(p.D, kWidth)),
         o_stride(round_up(p.Dv, kWidth)),
         query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)) {}
@@ -219,11 +219,16 @@ struct ForwardPlan {
     const index_t keys = p.window_left + p.window_right + tiles.queries;
     return min_of(all_keys(), round_up((ceil_div(keys - 1, kPackedKeys) + 1) * kPackedKeys, kWhole));
   }
-  // A worker that helps with another's unit packs all that it sees of it: too much without a window.
+  // Whether workers pack for themselves what they need, although others need it too. With units of their own they need
+  // little under a window; who helps with another's unit then packs all that it sees of it: too much without a window.
+  // With fewer units than threads, several of which work on each, waiting for what another packs and fetching it from
+  // its cache takes longer, but with two or three threads.
   bool can_pack_alone(index_t threads) const {
+    constexpr index_t kManyThreads = 4, kMostKeys = 4096;
     const PackedKeys<Target> seen(p, format, most_seen());
-    return most_seen() < all_keys() && units.count() >= threads &&
-           Units::quick_to_allocate(threads * seen.block_elems() * index_t(sizeof(Elem)));
+    const bool pays =
+        units.count() >= threads ? most_seen() < all_keys() : threads >= kManyThreads && all_keys() <= kMostKeys;
+    return pays && Units::quick_to_allocate(threads * seen.block_elems() * index_t(sizeof(Elem)));
   }
 
   // With room for `slots` blocks.
@@ -340,8 +345,8 @@ struct ForwardPlan {
   const Addend<Target> addend;
   const index_t heads;  // Most query heads whose rows share a block.
   const Tiles tiles;
-  // Whether workers, on units of their own, pack for themselves what they need of K and V: under a window, whose packed
-  // keys go around. Query blocks then have their turn from first to last, and the first block of a unit sees few keys.
+  // Whether workers pack for themselves what they need of K and V (can_pack_alone); under a window, packed keys go
+  // around. Query blocks then have their turn from first to last, and the first block of a unit sees few keys.
   // Otherwise late ones, which see most keys under a causal mask, go first, so that no thread ends on a long one.
   const bool alone;
   const PackedKeys<Target> packed;
