@@ -5,10 +5,11 @@
     python benchmarks/builds.py before.so after.so copy_of_before.so --batch 8 --heads 32 --kv-heads 8 --head-dim 128
         --queries 1 --keys 16384 --page 16 --sum
 
-Each build computes the same call, forward or with --backward, on the same tensors, through the C interface (flash_attn/flash_attn.h). Two
-processes differ by 2 to 3 % whatever they run; here a build and a copy of it differ by 1 % at most after some hundred
-rounds, and a copy among the builds shows by how much. A round times each build once; its ratios to the first build are
-of one minute, whatever neighbours do. Results that differ in a bit from the first build's are pointed out.
+Each build computes the same call, forward or with --backward, on the same tensors, through the C interface
+(flash_attn/flash_attn.h). Two processes differ by 2 to 3 % whatever they run; here a build and a copy of it differ by
+1 % at most after some hundred rounds, and a copy among the builds shows by how much. A round times each build once; its
+ratios to the first build are of one minute, whatever neighbours do. Results that differ in a bit from the first
+build's are pointed out.
 """
 
 from __future__ import annotations
@@ -114,10 +115,11 @@ class Call:
             if function(ctypes.byref(args), self.executor):
                 raise SystemExit(f"{path}: {library.flash_attn_last_error().decode()}")
 
-        make(library.flash_attn_forward, self.forward)
-        if self.backward:
-            return lambda: make(library.flash_attn_backward, self.backward)
-        return lambda: make(library.flash_attn_forward, self.forward)
+        def forward():
+            make(library.flash_attn_forward, self.forward)
+
+        forward()
+        return (lambda: make(library.flash_attn_backward, self.backward)) if self.backward else forward
 
     def sum(self):
         for x in (self.tensors["k"], self.tensors["v"]):

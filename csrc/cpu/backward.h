@@ -81,11 +81,9 @@ class Backward {
       const index_t unit = own ? task / tasks : task % n, in_unit = own ? task % tasks : task / n;
       const Worker worker = worker_of(i);
       State* const states = memory.states + unit * per_unit;
-      const index_t kb = plan_.split ? in_unit / plan_.most_chunks : in_unit, chunk = in_unit % plan_.most_chunks;
-      if (plan_.split)
-        chunk_of_key_block(first + unit, kb, chunk, states, sums_of(unit * plan_.key_blocks + kb), worker);
-      else
-        key_block(first + unit, kb, states, worker);
+      if (!plan_.split) return key_block(first + unit, in_unit, states, worker);
+      const index_t kb = in_unit / plan_.most_chunks, chunk = in_unit % plan_.most_chunks;
+      chunk_of_key_block(first + unit, kb, chunk, states, sums_of(unit * plan_.key_blocks + kb), worker);
     });
     parallel_for(executor_, n * per_unit, [&](index_t task, int i) {
       const index_t in_unit = task % per_unit;

@@ -22,9 +22,9 @@ struct BackwardPlan {
   static constexpr index_t kDepth = Target::kDepth, kWidth = Target::kWidth;
   static constexpr bool kInPlace = std::is_same_v<Elem, Real>;
 
-  BackwardPlan(const Problem& problem, const Executor& executor)
+  BackwardPlan(const Problem& problem, const Executor& given)
       : p(problem),
-        threads(executor.num_threads),
+        executor(given),
         units(p),
         addend(p),
         parts(parts_of_block()),
@@ -51,18 +51,18 @@ struct BackwardPlan {
   };
 
   // Whether tasks of a (unit, key block) each would leave threads idle.
-  bool too_few(Tiles t) const { return units.count() * ceil_div(units.longest_k(), t.keys) < 2 * threads; }
+  bool too_few(Tiles t) const { return units.count() * ceil_div(units.longest_k(), t.keys) < 2 * executor.num_threads; }
   index_t unit_tasks() const { return key_blocks * (split ? most_chunks : 1); }
 
   Wave plan_wave() const {
-    const index_t per_unit = unit_blocks();
+    const index_t per_unit = unit_blocks(), threads = executor.num_threads;
     // Workers on units of their own hold one unit each at a time, whatever the number of units.
     const bool one_each =
         units.count() >= threads && !split && Units::quick_to_allocate(threads * per_unit * block_bytes);
     Wave w{};
     w.units = one_each ? units.count() : units.wave(per_unit * block_bytes, unit_tasks(), threads);
     w.blocks = (one_each ? threads : w.units) * per_unit;
-    w.workers = static_cast<int>(max_of<index_t>(1, min_of(threads, w.units * max_of(per_unit, unit_tasks()))));
+    w.workers = worker_count(executor, w.units * max_of(per_unit, unit_tasks()));
     return w;
   }
   Memory carve(const Wave& wave, char* base) const {
@@ -162,7 +162,7 @@ struct BackwardPlan {
   }
 
   const Problem& p;
-  const index_t threads;
+  const Executor& executor;
   const Units units;
   const Addend<Target> addend;
   const index_t parts;  // Blocks that a query block is cut into.

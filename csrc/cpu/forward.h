@@ -162,8 +162,8 @@ class Forward {
     return plan_.carve_partial(m.partials + (nth * m.splits + split) * m.partial_bytes);
   }
 
-  // Tasks are ranges of keys of a block of rows. The ranges of a sequence depend on its own length and num_splits
-  // alone, so results do not depend on threads or on other sequences.
+  // Tasks are ranges of keys of a block of rows. The ranges of a sequence depend on its own length, the
+  // number of key heads and num_splits alone, so results do not depend on threads or on other sequences.
   void run_ranges() {
     const index_t splits = splits_of(units_.longest_k()), blocks = blocks_of_unit();
     const index_t of_unit = carve_ranges(nullptr, blocks, splits).bytes;

@@ -13,13 +13,16 @@
 
 namespace flash_attn::cpu {
 
+// Products of fp32 and fp64 that are summed by themselves (gemm.h).
+inline constexpr int kScalarsPerSum = 128;
+
 // Multiplicands are the accumulator's own type: fp32 (to which fp16 and bf16 are converted while packing) or fp64.
 template <class Simd>
 struct Scalars {
   using Elem = typename Simd::Real;
   using Real = typename Simd::Real;
   using V = typename Simd::V;
-  static constexpr int kStep = 1, kStepsPerSum = 128;
+  static constexpr int kStep = 1, kStepsPerSum = kScalarsPerSum;
 
   static FA_INLINE V broadcast(const Elem* a) { return V(*a); }
   static FA_INLINE V load(const Elem* b) { return Simd::load(b); }

@@ -107,12 +107,13 @@ FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t 
 
 // Small head dims have room for long blocks of queries, whose products are long loops; but P and dS of a strip, which
 // hold all queries of a block, stay in L1, and what is added to its scores, where queries have rows of that, in L2.
-// More queries than products sum at a time (gemm.h; of fp32 and fp64 128) are several whole sums, into which backward.h
-// can cut a block.
+// More queries than products of fp32 and fp64 sum at a time are several whole sums, into which backward_plan.h can cut
+// a block; bf16 sums all of a block.
 FA_INLINE Tiles backward_tiles(index_t D, index_t Dv, index_t elem_size, index_t strip_rows, bool addend_per_query) {
   const index_t rows = (index_t(64) << 10) / (max_of(D, Dv) * elem_size) / kKeyAlign * kKeyAlign;
   const index_t most_queries = strip_rows < kTileBlock && !addend_per_query ? 512 : 256;
-  const index_t queries = elem_size > 2 && rows > 128 ? rows / 128 * 128 : rows;
+  const bool sums_parts = elem_size > index_t(sizeof(BFloat16)) && rows > kScalarsPerSum;
+  const index_t queries = sums_parts ? rows / kScalarsPerSum * kScalarsPerSum : rows;
   return {max_of<index_t>(64, min_of(queries, most_queries)), max_of<index_t>(64, min_of<index_t>(rows, 256))};
 }
 

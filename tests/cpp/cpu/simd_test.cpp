@@ -169,6 +169,7 @@ TEST_P(Simd, ElementsBehindTheFirstStayAsTheyAre) {
         EXPECT_EQ(out[i], 0xa5) << i << " of " << n;
     }
 }
+
 TEST_P(Simd, TanhWithinEightRoundings) {
   const SimdFunctions& s = *GetParam();
   for (const bool negative : {false, true}) {
