@@ -2,9 +2,11 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 #include <vector>
 
 #include "core/platform.h"
+#include "core/range.h"
 #include "flash_attn/attention.h"
 
 namespace flash_attn {
@@ -38,36 +40,71 @@ void parallel_for(const Executor& executor, index_t n, const Task& task) {
       &shared);
 }
 
-// The same for `groups` groups of `size` tasks, group by group: a worker takes groups of its own, whose tasks share
-// what is in its caches, and helps the others when it has none left. Only the tasks of a group are handed out in order,
-// so a task may wait for smaller ones of its group.
+// The groups of a worker in parallel_for_groups: tasks [next, end), begun at the front and taken away at the end.
+class Share {
+ public:
+  void set(Range tasks) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    tasks_ = tasks;
+  }
+  bool take(index_t& task) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (tasks_.empty()) return false;
+    task = tasks_.begin++;
+    return true;
+  }
+  // The last group, of `size` tasks, if it has not been begun.
+  bool take_group(index_t size, Range& group) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (tasks_.end - tasks_.begin < size) return false;
+    group = {tasks_.end - size, tasks_.end};
+    tasks_.end -= size;
+    return true;
+  }
+
+ private:
+  alignas(64) std::mutex mutex_;
+  Range tasks_{0, 0};
+};
+
+// The same for `groups` groups of `size` tasks, group by group, and then `more` tasks: a worker takes groups of its
+// own, whose tasks share what is in its caches, then whole ones of others, so that their lengths may differ, then tasks
+// of no group, and helps with begun groups at last. Only the tasks of a group, and those of none, are handed out in
+// order, so a task may wait for smaller ones of its group.
 template <class Task>
-void parallel_for_groups(const Executor& executor, index_t groups, index_t size, const Task& task) {
-  const int workers = worker_count(executor, groups * size);
-  if (workers == 1 || executor.run == nullptr) return parallel_for(executor, groups * size, task);
-  struct alignas(64) Share {
-    std::atomic<index_t> next;
-    index_t end;
-  };
+void parallel_for_groups(const Executor& executor, index_t groups, index_t size, index_t more, const Task& task) {
+  const index_t in_groups = groups * size;
+  const int workers = worker_count(executor, in_groups + more);
+  if (workers == 1 || executor.run == nullptr) return parallel_for(executor, in_groups + more, task);
   struct Shared {
     std::vector<Share> shares;
+    Share more;
+    index_t size;
     const Task* task;
-  } shared{std::vector<Share>(static_cast<std::size_t>(workers)), &task};
-  for (index_t w = 0; w < workers; ++w) {
-    Share& share = shared.shares[static_cast<std::size_t>(w)];
-    share.next.store(w * groups / workers * size, std::memory_order_relaxed);
-    share.end = (w + 1) * groups / workers * size;
-  }
-  executor.run(
-      executor.context, workers,
-      [](void* arg, int worker) {
-        auto& s = *static_cast<Shared*>(arg);
-        for (std::size_t k = 0; k < s.shares.size(); ++k) {
-          Share& share = s.shares[(static_cast<std::size_t>(worker) + k) % s.shares.size()];
-          for (index_t i; (i = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) (*s.task)(i, worker);
+
+    void work(int worker) {
+      const auto share = [&](std::size_t k) -> Share& {
+        return shares[(static_cast<std::size_t>(worker) + k) % shares.size()];
+      };
+      const auto run = [&](Share& tasks) {
+        for (index_t i; tasks.take(i);) (*task)(i, worker);
+      };
+      run(share(0));
+      Range group;
+      for (std::size_t k = 1; k < shares.size(); ++k)
+        while (share(k).take_group(size, group)) {
+          share(0).set(group);
+          run(share(0));
         }
-      },
-      &shared);
+      run(more);
+      for (std::size_t k = 1; k < shares.size(); ++k) run(share(k));
+    }
+  } shared{std::vector<Share>(static_cast<std::size_t>(workers)), {}, max_of<index_t>(size, 1), &task};
+  for (index_t w = 0; w < workers; ++w)
+    shared.shares[static_cast<std::size_t>(w)].set({w * groups / workers * size, (w + 1) * groups / workers * size});
+  shared.more.set({in_groups, in_groups + more});
+  executor.run(
+      executor.context, workers, [](void* arg, int worker) { static_cast<Shared*>(arg)->work(worker); }, &shared);
 }
 
 }  // namespace flash_attn

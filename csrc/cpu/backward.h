@@ -77,7 +77,7 @@ class Backward {
     // Each worker on units of its own: neighbours in time then do not wait for each other's dQ, and what is in work
     // at a time stays in the cache. With fewer units, these side by side.
     const bool own = n >= wave.workers && !plan_.split;
-    parallel_for_groups(executor_, own ? n : 1, own ? tasks : n * tasks, [&](index_t task, int i) {
+    parallel_for_groups(executor_, own ? n : 1, own ? tasks : n * tasks, 0, [&](index_t task, int i) {
       const index_t unit = own ? task / tasks : task % n, in_unit = own ? task % tasks : task / n;
       const Worker worker = worker_of(i);
       State* const states = memory.states + unit * per_unit;

@@ -93,7 +93,7 @@ class Forward {
     for (index_t first = 0; first < units_.count(); first += wave) {
       const index_t n = min_of(wave, units_.count() - first);
       for (index_t i = 0; i < n; ++i) (new (packed.units + i) PackedUnit)->tasks_left.store(per_unit);
-      parallel_for_groups(executor_, own ? n : n * per_unit, own ? per_unit : 1, [&](index_t task, int worker) {
+      parallel_for_groups(executor_, own ? n : n * per_unit, own ? per_unit : 1, 0, [&](index_t task, int worker) {
         const Scratch s = plan_.carve(memory.data() + shared_bytes + worker * scratch_bytes, 1);
         PackedUnit& unit = packed.units[task / per_unit];
         unit.memory.begin([&] {
@@ -119,7 +119,7 @@ class Forward {
     const auto scratch = [&](int worker) { return plan_.carve(memory.data() + worker * scratch_bytes, 1); };
     for (int worker = 0; worker < workers; ++worker)
       std::fill_n(scratch(worker).parts, plan_.packed.parts(), index_t(-1));
-    parallel_for_groups(executor_, units_.count(), per_unit, [&](index_t task, int worker) {
+    parallel_for_groups(executor_, units_.count(), per_unit, 0, [&](index_t task, int worker) {
       const index_t unit = task / per_unit;
       const Scratch s = scratch(worker);
       run_task(unit, task % per_unit, s, [&](Block& block) { pack_alone(block, unit, s); });
@@ -179,7 +179,7 @@ class Forward {
       for (index_t i = 0; i < n && splits > 1; ++i) new (ranges.left + i) std::atomic<index_t>(splits);
       // Memory is read in its order, or by the thread that has read it in the last call and finds it in its cache.
       const index_t tasks = n / slots * splits, group = plan_.approach == Approach::direct ? tasks : 1;
-      parallel_for_groups(executor_, tasks / group, group, [&](index_t task, int worker) {
+      parallel_for_groups(executor_, tasks / group, group, 0, [&](index_t task, int worker) {
         const index_t nth = task / splits * slots, split = task % splits;
         const Scratch s = plan_.carve(memory.data() + worker * scratch_bytes, slots);
         [[maybe_unused]] const typename Target::Tiles::Session session;

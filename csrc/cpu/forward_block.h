@@ -116,7 +116,9 @@ struct ForwardPartial {
 // earlier. Products of one strip and heads that are not small are quicker than memory.
 inline Asking asking_for(const Problem& p, index_t size, bool one_strip) {
   constexpr index_t kCaches = index_t(32) << 20, kShared = index_t(20) << 20, kWide = 2048, kLong = 128;
-  const index_t bytes = p.B * p.Sk * p.Hk * (p.D + p.Dv) * size;
+  index_t keys = 0;  // There; caches and max_seqlen_k may be far longer.
+  for (index_t b = 0; b < p.B; ++b) keys += p.sequence(b).k_len;
+  const index_t bytes = keys * p.Hk * (p.D + p.Dv) * size;
   // Measured on a Zen 4, whose last-level cache of 32 MB has other users.
   if (prefetches_into_l2()) return bytes > kShared ? Asking::into_l2_at_its_pace : Asking::into_l2;
   if (bytes <= kCaches || p.Hk * p.D * size < kWide) return Asking::into_l1;

@@ -15,8 +15,9 @@ template <class Target>
 struct RowFormat {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
-  // `rows` rows of n features, row_bytes apart, as multiplicands at out[row * stride], zero-padded to `stride`.
-  void (*load)(const char* source, index_t row_bytes, index_t rows, index_t n, Elem* out, index_t stride);
+  // `rows` rows of n features, row_bytes apart, as multiplicands at out[row * stride], zero-padded to `stride`. From
+  // there on `run` rows lie one after another, of which some are asked for.
+  void (*load)(const char* source, index_t row_bytes, index_t run, index_t rows, index_t n, Elem* out, index_t stride);
   void (*store)(const Real* row, Real factor, index_t n, void* out);  // row * factor, rounded to nearest even
   // The same for rows of x, `stride` apart, to rows of memory, which are asked for.
   void (*store_rows)(const Real* x, index_t stride, const Real* factors, index_t rows, index_t n, char* out,
@@ -52,11 +53,12 @@ struct RowsOf {
       load_real(source, n, out);
     }
   }
-  static void load(const char* source, index_t row_bytes, index_t rows, index_t n, Elem* out, index_t stride) {
+  static void load(const char* source, index_t row_bytes, index_t run, index_t rows, index_t n, Elem* out,
+                   index_t stride) {
     const index_t bytes = n * static_cast<index_t>(sizeof(T));
     const index_t ahead = rows_in_l1(row_bytes);
     for (index_t r = 0; r < rows; ++r, source += row_bytes, out += stride) {
-      prefetch_rows_ahead(source, row_bytes, bytes, rows, ahead);
+      prefetch_rows_ahead(source, row_bytes, bytes, run - r, ahead);
       load_row(source, n, out);
       for (index_t i = n; i < stride; ++i) out[i] = {};
     }
@@ -118,12 +120,29 @@ FA_INLINE char* row_at(const Operand& x, index_t size, index_t b, index_t row, i
 }
 
 // `rows` rows of `features` as multiplicands at out[row * stride], zero-padded to `stride` features and `padded_rows`
-// rows.
+// rows. `run` as above.
+template <class Target>
+void load_rows_of_run(const RowFormat<Target>& format, const char* source, index_t row_bytes, index_t run, index_t rows,
+                      index_t padded_rows, index_t features, index_t stride, typename Target::Elem* out) {
+  format.load(source, row_bytes, run, rows, features, out, stride);
+  for (index_t i = rows * stride; i < padded_rows * stride; ++i) out[i] = {};
+}
 template <class Target>
 void load_rows(const RowFormat<Target>& format, const char* source, index_t row_bytes, index_t rows,
                index_t padded_rows, index_t features, index_t stride, typename Target::Elem* out) {
-  format.load(source, row_bytes, rows, features, out, stride);
-  for (index_t i = rows * stride; i < padded_rows * stride; ++i) out[i] = {};
+  load_rows_of_run(format, source, row_bytes, rows, rows, padded_rows, features, stride, out);
+}
+
+// Asks for rows of the page that begins with key `key` of a sequence, if there is one.
+template <class Target>
+void ask_for_keys(const RowFormat<Target>& format, const Problem& p, const Operand& x, const Sequence& sequence,
+                  index_t b, index_t hk, index_t key, index_t features) {
+  if (key >= sequence.k_len) return;
+  const KeyRun run = p.keys_from(sequence, b, key);
+  const index_t row_bytes = x.row_stride * format.size, left = min_of(run.count, sequence.k_len - key);
+  const char* const row = row_at(x, format.size, run.batch, run.row, hk);
+  for (index_t n = 0; n < min_of(left, rows_in_l1(row_bytes)); ++n)
+    prefetch_row(row + n * row_bytes, features * format.size);
 }
 
 // Keys first .. first + keys - 1 of sequence b (x is its keys or its values), wherever they are stored.
@@ -206,10 +225,9 @@ RowsToPack<Target> rows_to_pack(const RowFormat<Target>& format, const Operand& 
                                 typename Target::Elem* staging) {
   if (rows == padded && is_as_packed(format, x, features, stride)) {
     const index_t ahead = rows_in_l1(x.row_stride * format.size);
-    return {reinterpret_cast<const typename Target::Elem*>(source), x.row_stride,
-            ask && run >= rows + ahead ? ahead : 0};
+    return {reinterpret_cast<const typename Target::Elem*>(source), x.row_stride, ask && run > ahead ? ahead : 0};
   }
-  load_rows(format, source, x.row_stride * format.size, rows, padded, features, stride, staging);
+  load_rows_of_run(format, source, x.row_stride * format.size, ask ? run : 0, rows, padded, features, stride, staging);
   return {staging, stride, 0};
 }
 

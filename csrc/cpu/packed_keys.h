@@ -74,10 +74,14 @@ class PackedKeys {
   }
 
  private:
-  // Keys first .. first + keys - 1, wherever they are stored.
+  // Keys first .. first + keys - 1, wherever they are stored. Within a page rows further on are asked for, at its end
+  // those of the next; where a panel has several pages, that has brought nothing.
   RowsToPack<Target> rows_of(const Operand& x, index_t b, index_t hk, index_t first, index_t keys, index_t padded,
                              index_t features, index_t stride, Elem* staging) const {
-    const KeyRun run = p_.keys_from(p_.sequence(b), b, first);
+    const Sequence sequence = p_.sequence(b);
+    const KeyRun run = p_.keys_from(sequence, b, first);
+    if (ask_ && p_.storage.pages && run.count == keys)
+      ask_for_keys(format_, p_, x, sequence, b, hk, first + keys, features);
     if (run.count >= keys)
       return rows_to_pack(format_, x, row_at(x, format_.size, run.batch, run.row, hk), run.count, keys, padded,
                           features, stride, ask_, staging);

@@ -56,18 +56,49 @@ TEST(ThreadPool, TasksMayWaitForEarlierOnes) {
   }
 }
 
-// In groups, a task may wait for those before it in its own group.
+// In groups, a task may wait for those before it in its own group, and one of no group for those of none.
 TEST(ThreadPool, TasksOfGroupsMayWaitForEarlierOnes) {
+  constexpr index_t kSize = 7;
   for (int threads : {1, 2, 4})
-    for (index_t groups : {1, 3, 4, 50}) {
-      std::vector<std::atomic<index_t>> turns(static_cast<std::size_t>(groups));
-      parallel_for_groups(default_executor(threads), groups, 7, [&](index_t i, int) {
-        std::atomic<index_t>& turn = turns[static_cast<std::size_t>(i / 7)];
-        while (turn.load(std::memory_order_acquire) != i % 7) std::this_thread::yield();
-        turn.store(i % 7 + 1, std::memory_order_release);
-      });
-      for (const auto& turn : turns) EXPECT_EQ(turn.load(), 7);
+    for (index_t groups : {0, 1, 3, 4, 50})
+      for (index_t more : {0, 1, 9}) {
+        std::vector<std::atomic<index_t>> turns(static_cast<std::size_t>(groups + 1));
+        parallel_for_groups(default_executor(threads), groups, kSize, more, [&](index_t i, int) {
+          const index_t group = min_of(i / kSize, groups), turn = i - group * kSize;
+          std::atomic<index_t>& at = turns[static_cast<std::size_t>(group)];
+          while (at.load(std::memory_order_acquire) != turn) std::this_thread::yield();
+          at.store(turn + 1, std::memory_order_release);
+        });
+        for (index_t group = 0; group < groups; ++group)
+          EXPECT_EQ(turns[static_cast<std::size_t>(group)].load(), kSize);
+        EXPECT_EQ(turns.back().load(), more);
+      }
+}
+
+TEST(ThreadPool, GroupsWithoutTasksAreNoWork) {
+  for (int threads : {1, 2})
+    parallel_for_groups(default_executor(threads), 5, 0, 0, [](index_t, int) { ADD_FAILURE() << "a task"; });
+}
+
+// A worker that is kept busy by one group loses those that it has not begun, whole, to whoever has none left. Only then
+// is it helped with its own.
+TEST(ThreadPool, GroupsNotBegunAreTakenOver) {
+  constexpr index_t kGroups = 10, kSize = 3;
+  std::atomic<index_t> done{0};
+  std::vector<std::atomic<int>> owner(kGroups);
+  for (auto& worker : owner) worker = -1;
+  parallel_for_groups(default_executor(2), kGroups, kSize, 0, [&](index_t i, int worker) {
+    if (i == 0)
+      while (done.load() != (kGroups - 1) * kSize) std::this_thread::yield();
+    if (i < kSize) {
+      EXPECT_EQ(done.load(), (kGroups - 1) * kSize) << i;
+      return;
     }
+    int before = -1;
+    auto& of_group = owner[static_cast<std::size_t>(i / kSize)];
+    EXPECT_TRUE(of_group.compare_exchange_strong(before, worker) || before == worker);
+    done.fetch_add(1);
+  });
 }
 
 TEST(ThreadPool, NegativeThreadsAreAnError) { EXPECT_THROW(default_executor(-1), Error); }
