@@ -1,10 +1,10 @@
 // Backward pass on the CPU: FlashAttention-2, Algorithm 2, stationary in dK and dV.
 //
-// A wave of (b, hk) units runs tasks of (unit, key block). A task walks the query heads of the group and their query
-// blocks, last to first, packing Q and dO of those that no task has met before, and strip by strip of kRows keys: S^T =
+// A wave of (b, hk) units runs tasks of (unit, key block). A task walks the query blocks, last to first, of all query
+// heads of the group, packing Q and dO of those that no task has met before, and strip by strip of kRows keys: S^T =
 // K Q^T and dP^T = V dO^T with queries in the lanes, element-wise P^T and dS^T, dV += P^T dO, dK += dS^T Q; then dQ +=
-// dS K for the whole query block. Where these would be too few tasks for the threads, each walks a chunk of the query
-// blocks (backward_block.h).
+// dS K for the whole query block. Of units that threads share, each task walks a chunk of the query blocks where
+// these would be too few tasks (backward_plan.h, backward_block.h).
 //
 // dQ rows are shared by key blocks, and dK and dV by chunks. They are added in the order of the key blocks and of the
 // chunks, by turns, so no sum ever depends on threads; tasks are handed out in that order, so whoever is waited for is
@@ -58,6 +58,7 @@ class Backward {
     const Wave wave = plan_.plan_wave();
     const Workspace workspace(plan_.carve(wave, nullptr).bytes);
     const Memory memory = plan_.carve(wave, workspace.data());
+    for (int i = 0; i < wave.workers; ++i) *plan_.carve_scratch(memory.scratch + i * memory.scratch_bytes).loaded = -1;
     Slots slots(wave.blocks, wave.workers);
     for (index_t first = 0; first < plan_.units.count(); first += wave.units)
       run_wave(wave, memory, slots, first, min_of(wave.units, plan_.units.count() - first));
@@ -65,25 +66,27 @@ class Backward {
 
  private:
   void run_wave(const Wave& wave, const Memory& memory, Slots& slots, index_t first, index_t n) const {
-    const index_t per_unit = plan_.unit_blocks(), tasks = plan_.unit_tasks();
+    const index_t per_unit = plan_.unit_blocks(), blocks = plan_.key_blocks;
     for (index_t i = 0; i < n * per_unit; ++i) new (memory.states + i) State;
-    const auto sums_of = [&](index_t key_block) {
-      return plan_.carve_sums(memory.sums + key_block * memory.sums_bytes);
+    // Each worker on units of its own: neighbours in time then do not wait for each other's dQ, and what is in work
+    // at a time stays in the cache. Those that are shared side by side.
+    const index_t shared = plan_.shared(n, wave.workers), own = n - shared;
+    const auto sums_of = [&](index_t unit, index_t kb) {
+      return plan_.carve_sums(memory.sums + ((unit - own) * blocks + kb) * memory.sums_bytes);
     };
-    for (index_t i = 0; plan_.split && i < n * plan_.key_blocks; ++i) new (sums_of(i).turn) std::atomic<index_t>(0);
+    for (index_t i = 0; plan_.split && i < shared * blocks; ++i) new (sums_of(own, i).turn) std::atomic<index_t>(0);
     const auto worker_of = [&](int i) {
       return Worker{i, slots, memory.blocks, plan_.carve_scratch(memory.scratch + i * memory.scratch_bytes)};
     };
-    // Each worker on units of its own: neighbours in time then do not wait for each other's dQ, and what is in work
-    // at a time stays in the cache. With fewer units, these side by side.
-    const bool own = n >= wave.workers && !plan_.split;
-    parallel_for_groups(executor_, own ? n : 1, own ? tasks : n * tasks, 0, [&](index_t task, int i) {
-      const index_t unit = own ? task / tasks : task % n, in_unit = own ? task % tasks : task / n;
+    parallel_for_groups(executor_, own, blocks, shared * plan_.unit_tasks(), [&](index_t task, int i) {
       const Worker worker = worker_of(i);
-      State* const states = memory.states + unit * per_unit;
-      if (!plan_.split) return key_block(first + unit, in_unit, states, worker);
+      const auto states_of = [&](index_t unit) { return memory.states + unit * per_unit; };
+      const index_t nth = task - own * blocks;  // Of the shared units' tasks.
+      if (nth < 0) return key_block(first + task / blocks, task % blocks, states_of(task / blocks), worker);
+      const index_t unit = own + nth % shared, in_unit = nth / shared;
+      if (!plan_.split) return key_block(first + unit, in_unit, states_of(unit), worker);
       const index_t kb = in_unit / plan_.most_chunks, chunk = in_unit % plan_.most_chunks;
-      chunk_of_key_block(first + unit, kb, chunk, states, sums_of(unit * plan_.key_blocks + kb), worker);
+      chunk_of_key_block(first + unit, kb, chunk, states_of(unit), sums_of(unit, kb), worker);
     });
     parallel_for(executor_, n * per_unit, [&](index_t task, int i) {
       const index_t in_unit = task % per_unit;
@@ -236,6 +239,9 @@ class Backward {
   }
 
   void load_keys(const Keys& k, const Scratch& s) const {
+    const index_t which = k.unit * plan_.key_blocks + k.index;
+    if (*s.loaded == which) return;
+    *s.loaded = which;
     const index_t row = k.sequence.k_begin + k.keys.begin, count = k.keys.end - k.keys.begin;
     const auto load = [&](const Operand& x, index_t features, index_t stride, Elem* to) {
       load_rows(format_, row_at(x, format_.size, plan_.units.b(k.unit), row, k.hk), x.row_stride * format_.size, count,
@@ -276,11 +282,10 @@ class Backward {
     return any;
   }
 
-  // Query block n of a unit, the last ones of a head first; whether it sees some of the keys.
+  // Query block n of a unit, the last ones first; whether it sees some of the keys.
   bool nth_sees(const Keys& k, index_t n, Rows& r) const {
-    const index_t of_head = ceil_div(k.sequence.q_len, plan_.tiles.queries);
-    return rows_of(k.unit, n / of_head, plan_.nth_of_head(n % of_head, of_head), r) && r.keys.begin < k.keys.end &&
-           r.keys.end > k.keys.begin;
+    const auto [head, block] = plan_.nth_of_group(n, ceil_div(k.sequence.q_len, plan_.tiles.queries));
+    return rows_of(k.unit, head, block, r) && r.keys.begin < k.keys.end && r.keys.end > k.keys.begin;
   }
   bool meet(const Keys& k, index_t n, State* states, const Sums& sums, const Worker& worker) const {
     const Scratch& s = worker.scratch;

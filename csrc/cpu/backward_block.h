@@ -98,6 +98,7 @@ struct BackwardScratch {
   Elem* staging;           // rows of q or dout on their way into a panel
   Elem *k, *v;             // keys x stride: multiplicands
   Elem* k_direct;          // B operand (keys, D)
+  index_t* loaded;         // Which key block they are of: unit * key blocks + key block.
   KeySums<Target> sums;    // Of a task that is alone with its key block.
   KeySums<Target> chunk;   // Of the chunk in work, unless it is the first; only where there are several.
   Real *scores, *dp;       // kRows x gradient_pitch each: S^T then P^T; dP^T then dS^T

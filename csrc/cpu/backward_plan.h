@@ -20,6 +20,7 @@ struct BackwardPlan {
   using Sums = KeySums<Target>;
   static constexpr index_t W = Target::Simd::W, kStep = Target::Format::kStep, kRows = Target::kRows;
   static constexpr index_t kDepth = Target::kDepth, kWidth = Target::kWidth;
+  static constexpr index_t kOfSum = kStepsPerSum<Target> * kStep;  // Queries whose products are one sum.
   static constexpr bool kInPlace = std::is_same_v<Elem, Real>;
 
   BackwardPlan(const Problem& problem, const Executor& given)
@@ -27,7 +28,10 @@ struct BackwardPlan {
         executor(given),
         units(p),
         addend(p),
-        parts(parts_of_block()),
+        whole(backward_tiles(p.D, p.Dv, sizeof(Elem), kRows, addend_per_query(p))),
+        few(too_few(units.count())),
+        rest(shares_rest()),
+        parts(!Target::kTiled && (few || rest) ? ceil_div(whole.queries, kOfSum) : 1),
         tiles(tiles_of_parts()),
         pitch(gradient_pitch<Target>(tiles)),
         depth(round_up(p.D, kDepth)),
@@ -37,7 +41,7 @@ struct BackwardPlan {
         query_blocks(ceil_div(units.longest_q(), tiles.queries)),
         key_blocks(ceil_div(units.longest_k(), tiles.keys)),
         most_chunks(find_most_chunks()),
-        split(most_chunks > 1 && too_few(tiles)),
+        split(most_chunks > 1 && (few || rest)),
         block_bytes(carve_block(nullptr).bytes) {}
 
   struct Wave {
@@ -50,18 +54,35 @@ struct BackwardPlan {
     index_t scratch_bytes, sums_bytes, bytes;
   };
 
-  // Whether tasks of a (unit, key block) each would leave threads idle.
-  bool too_few(Tiles t) const { return units.count() * ceil_div(units.longest_k(), t.keys) < 2 * executor.num_threads; }
+  // Whether tasks of a (unit, key block) each would leave threads idle, of so many units.
+  bool too_few(index_t of_units) const {
+    return of_units * ceil_div(units.longest_k(), whole.keys) < 2 * executor.num_threads;
+  }
+  // Whether those units are shared that are left when each thread has had as many. Their key blocks would go at the
+  // pace of the first one, with which they share dQ: under a causal mask the slowest. It pays where nothing has to be
+  // cut for it, or where they are too few.
+  bool shares_rest() const {
+    constexpr index_t kMostRounds = 4;
+    const index_t threads = executor.num_threads, left = units.count() % threads;
+    const bool pays = whole.queries <= kOfSum ? p.group() > 1 : too_few(left);
+    return !Target::kTiled && left > 0 && pays && units.count() < kMostRounds * threads;
+  }
+  // Of n units of a wave, those that no worker has for itself: their tasks are for whoever has time.
+  index_t shared(index_t n, index_t workers) const {
+    return n < workers || (split && few) ? n : split ? n % workers : 0;
+  }
   index_t unit_tasks() const { return key_blocks * (split ? most_chunks : 1); }
 
   Wave plan_wave() const {
     const index_t per_unit = unit_blocks(), threads = executor.num_threads;
-    // Workers on units of their own hold one unit each at a time, whatever the number of units.
+    // Workers on units of their own hold one unit each at a time, whatever the number of units; who has none left is at
+    // those that are shared.
+    const index_t held = threads + (split ? max_of<index_t>(0, units.count() % threads - 1) : 0);
     const bool one_each =
-        units.count() >= threads && !split && Units::quick_to_allocate(threads * per_unit * block_bytes);
+        units.count() >= threads && !(split && few) && Units::quick_to_allocate(held * per_unit * block_bytes);
     Wave w{};
     w.units = one_each ? units.count() : units.wave(per_unit * block_bytes, unit_tasks(), threads);
-    w.blocks = (one_each ? threads : w.units) * per_unit;
+    w.blocks = (one_each ? held : w.units) * per_unit;
     w.workers = worker_count(executor, w.units * max_of(per_unit, unit_tasks()));
     return w;
   }
@@ -72,31 +93,30 @@ struct BackwardPlan {
     m.sums_bytes = carve_sums(nullptr).bytes;
     m.blocks = c.take<char>(wave.blocks * block_bytes);
     m.scratch = c.take<char>(wave.workers * m.scratch_bytes);
-    m.sums = c.take<char>(split ? wave.units * key_blocks * m.sums_bytes : 0);
+    const index_t most_shared = few ? wave.units : min_of<index_t>(wave.units, wave.workers - 1);
+    m.sums = c.take<char>(split ? most_shared * key_blocks * m.sums_bytes : 0);
     m.states = c.take<State>(wave.units * unit_blocks());
     m.bytes = c.used();
     return m;
   }
 
-  // Parts of a query block that are blocks of their own, as many as its products make sums, where these give too few
-  // threads something to do.
-  index_t parts_of_block() const {
-    constexpr index_t kOfSum = kStepsPerSum<Target> * kStep;
-    const Tiles t = backward_tiles(p.D, p.Dv, sizeof(Elem), kRows, addend_per_query(p));
-    return !Target::kTiled && too_few(t) ? ceil_div(t.queries, kOfSum) : 1;
-  }
   Tiles tiles_of_parts() const {
-    Tiles t = backward_tiles(p.D, p.Dv, sizeof(Elem), kRows, addend_per_query(p));
+    Tiles t = whole;
     t.queries = min_of(t.queries / parts, round_up(max_of<index_t>(units.longest_q(), 1), kKeyAlign));
     return t;
   }
 
-  // The nth query block of a head, of `blocks`, to meet a key block: last to first, but the parts of one that is cut
-  // for the threads' sake in the order in which its products would sum them.
-  index_t nth_of_head(index_t n, index_t blocks) const {
-    const index_t whole = ceil_div(blocks, parts), last = blocks - (whole - 1) * parts;
-    if (n < last) return blocks - last + n;
-    return (whole - 2 - (n - last) / parts) * parts + (n - last) % parts;
+  struct HeadBlock {
+    index_t head, block;
+  };
+  // The nth query block of a group of heads, each of which has `blocks`, to meet a key block: last to first, those of
+  // all heads one after another, so that no task that sees fewer of them, under a causal mask, waits for one that sees
+  // more; but the parts of one that is cut for the threads' sake in the order in which its products would sum them.
+  HeadBlock nth_of_group(index_t n, index_t blocks) const {
+    const index_t group = p.group(), uncut = ceil_div(blocks, parts), last = blocks - (uncut - 1) * parts;
+    if (n < group * last) return {n / last, blocks - last + n % last};
+    n -= group * last;
+    return {n / parts % group, (uncut - 2 - n / (parts * group)) * parts + n % parts};
   }
   index_t unit_blocks() const { return p.group() * query_blocks; }
   index_t blocks_of(const Sequence& sequence) const { return p.group() * ceil_div(sequence.q_len, tiles.queries); }
@@ -131,6 +151,7 @@ struct BackwardPlan {
     s.k = c.take<Elem>(keys * stride);
     s.v = c.take<Elem>(keys * v_stride);
     s.k_direct = c.take<Elem>(keys * stride);
+    s.loaded = c.take<index_t>(1);
     s.sums = take_sums(c);
     if (split || (Target::kTiled && most_chunks > 1)) s.chunk = take_sums(c);
     s.scores = c.take<Real>(kRows * pitch);
@@ -165,12 +186,14 @@ struct BackwardPlan {
   const Executor& executor;
   const Units units;
   const Addend<Target> addend;
-  const index_t parts;  // Blocks that a query block is cut into.
+  const Tiles whole;     // Before parts.
+  const bool few, rest;  // Whether all units, or those that are left over, are shared, where they have several chunks.
+  const index_t parts;   // Blocks that a query block is cut into, as many as its products make sums.
   const Tiles tiles;
   const index_t pitch;  // Of scores and dp.
   const index_t depth, v_depth, stride, v_stride;
   const index_t query_blocks, key_blocks, most_chunks;
-  const bool split;  // Tasks are of a chunk of query blocks each, and share the sums of a key block.
+  const bool split;  // Tasks of shared units are of a chunk of query blocks each, and share the sums of a key block.
   const index_t block_bytes;
 };
 
