@@ -108,6 +108,7 @@ const Case kCases[] = {
     {"large_head_dims", {1, 2, 1, 20, 150, 576, 512}, with(true, -1, -1, 0, false, 0)},
     {"few_keys", {1, 4, 1, 1200, 60, 40, 40}, {}},
     {"few_keys_in_a_window", {1, 2, 1, 700, 300, 64, 48}, with(false, 100, 40, 0, false, 0)},
+    {"one_unit_left_over", {2, 6, 3, 530, 530, 24, 24}, with(true, -1, -1, 0, false, 0)},
     {"few_queries", {1, 2, 1, 3, 900, 32, 32}, with(true, -1, -1, 0, false, 0)},
     {"rows_of_two_blocks", {1, 1, 1, 40, 400, 24, 24}, with(true, -1, -1, 0, false, 0)},
     {"no_keys", {1, 2, 2, 5, 0, 16, 16}, {}},
