@@ -93,6 +93,14 @@ const Kernels* bf16_kernels(Isa isa, const Because& because) {
 }
 #endif
 
+const Rotations& rotations() {
+#if defined(FLASH_ATTN_X86)
+  const Isa isa = current_isa();
+  if (isa != kPortable) return isa == kAvx2 ? avx2_rotations() : avx512_rotations();
+#endif
+  return portable_rotations();
+}
+
 // Of the sequences for which forward has no use of `kernels`.
 const Kernels& few_rows_kernels(const Kernels& kernels) {
 #if defined(FLASH_ATTN_X86)
@@ -187,13 +195,15 @@ class CpuBackend final : public Backend {
   void forward_with_cache(const CacheProblem& c, const Executor& executor) const override {
     const Workspace memory(rotated_query_bytes(c));
     ForwardProblem f = c.forward;
-    f.problem.q = prepare_cache(c, memory.data(), executor);
+    f.problem.q = prepare_cache(c, rotations(), memory.data(), executor);
     forward(f, executor);
   }
   void backward(const BackwardProblem& b, const Executor& executor) const override {
     choose_kernels(b.problem, nullptr).backward(b, executor);
   }
-  void rotate(const RotaryProblem& r, const Executor& executor) const override { cpu::rotate(r, executor); }
+  void rotate(const RotaryProblem& r, const Executor& executor) const override {
+    cpu::rotate(r, rotations(), executor);
+  }
 };
 
 }  // namespace

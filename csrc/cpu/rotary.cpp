@@ -35,12 +35,9 @@ class Positions {
   index_t sequence_ = 0;
 };
 
-// Rows that are worth handing to a thread.
-index_t rows_per_task(const RotaryProblem& r) { return max_of<index_t>(1, 16384 / max_of<index_t>(1, r.H * r.D)); }
-
 template <class T>
-void rotate_rows(const RotaryProblem& r, const Executor& executor) {
-  const index_t total = r.B * r.rows, block = rows_per_task(r);
+void rotate_rows(const RotaryProblem& r, RotateRow<T> rotate_row, const Executor& executor) {
+  const index_t total = r.B * r.rows, block = max_of<index_t>(1, kRotatedPerTask / max_of<index_t>(1, r.H * r.D));
   parallel_for(executor, ceil_div(total, block), [&](index_t task, int) {
     const index_t end = min_of(total, (task + 1) * block);
     Positions positions(r, task * block);
@@ -48,19 +45,19 @@ void rotate_rows(const RotaryProblem& r, const Executor& executor) {
       const index_t b = row / r.rows, i = row % r.rows;
       const T* const x = static_cast<const T*>(r.x.data) + b * r.x.batch_stride + i * r.x.row_stride;
       T* const out = static_cast<T*>(r.out.data) + b * r.out.batch_stride + i * r.out.row_stride;
-      flash_attn::rotate<T>(r.rotary, positions.of(b, i), {x, r.x.head_stride}, {out, r.out.head_stride}, r.H, r.D);
+      rotate_row(r.rotary, positions.of(b, i), {x, r.x.head_stride}, {out, r.out.head_stride}, r.H, r.D);
     }
   });
 }
 
 }  // namespace
 
-void rotate(const RotaryProblem& r, const Executor& executor) {
+void rotate(const RotaryProblem& r, const Rotations& rotations, const Executor& executor) {
   switch (r.dtype) {
-    case DType::f16: return rotate_rows<Half>(r, executor);
-    case DType::bf16: return rotate_rows<BFloat16>(r, executor);
-    case DType::f64: return rotate_rows<double>(r, executor);
-    default: return rotate_rows<float>(r, executor);
+    case DType::f16: return rotate_rows<Half>(r, rotations.f16, executor);
+    case DType::bf16: return rotate_rows<BFloat16>(r, rotations.bf16, executor);
+    case DType::f64: return rotate_rows<double>(r, rotations.f64, executor);
+    default: return rotate_rows<float>(r, rotations.f32, executor);
   }
 }
 

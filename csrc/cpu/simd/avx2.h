@@ -114,6 +114,8 @@ struct Avx2Simd {
       std::memcpy(p, part, static_cast<std::size_t>(n) * sizeof(T));
   }
   static FA_INLINE V from_products(V x) { return x; }
+  // Lanes 1, 0, 3, 2, ...
+  static FA_INLINE V swap_neighbours(V x) { return V(_mm256_permute_ps(x.v, 0xB1)); }
   static FA_INLINE V iota() { return V(_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7)); }
   static FA_INLINE float reduce_max(V x) {
     const __m128 half = _mm_max_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));

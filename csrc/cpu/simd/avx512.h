@@ -125,6 +125,8 @@ struct Avx512Simd {
   // As it is, but by an instruction of the adders. On a Zen 4 a store that reads a register takes the pipelines of
   // products a cycle or two, and none where an adder hands over what it has just computed (docs/cpu-kernels.md).
   static FA_INLINE V from_products(V x) { return vmax(V(-kInfinity), x); }
+  // Lanes 1, 0, 3, 2, ...
+  static FA_INLINE V swap_neighbours(V x) { return V(_mm512_permute_ps(x.v, 0xB1)); }
   static FA_INLINE V iota() { return V(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)); }
   static FA_INLINE bool any_less(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ) != 0; }
   static FA_INLINE float reduce_max(V x) { return _mm512_reduce_max_ps(x.v); }

@@ -98,10 +98,18 @@ double tolerance(DType dtype) {
   }
 }
 
+// In every instruction set; their bits are those of the first.
 void check(const Case& c) {
   SCOPED_TRACE(::testing::Message() << c);
   Rotation r(c);
   apply_rotary(r.args, default_executor(2));
+  for (const std::string& isa : cpu_instruction_sets()) {
+    force_cpu_instruction_set(isa);
+    Rotation other(c);
+    apply_rotary(other.args, default_executor(2));
+    EXPECT_EQ(other.result().bytes(), r.result().bytes()) << isa;
+  }
+  force_cpu_instruction_set("");
   const std::vector<double> expected = r.expected();
   for (std::int64_t n = 0; n < r.result().size(); ++n)
     ASSERT_NEAR(r.result().get(n), expected[n], tolerance(c.dtype) * (1 + std::abs(expected[n]))) << "element " << n;
