@@ -8,6 +8,7 @@ On the CPU the rows come in suites, each row with what it must reach:
   features  score features over the plain call's time
   decode    one query over a long cache: share of a plain sum's bandwidth, and against torch; short caches
   few       few queries over a short cache, against torch
+  uneven    work that divides badly over the same where it divides well; caches that are partly full; rotary
   small     short calls through Python against torch
   threads   two threads over one
   avx2      dense, with this package, torch, oneDNN and MKL held to AVX2
@@ -41,6 +42,7 @@ from few_suite import few_rows
 from problems import DTYPES, PEERS
 from rows import chosen, measure
 from train_suite import train_rows
+from uneven_suite import uneven_rows
 
 from flash_attn import _native
 
@@ -51,6 +53,7 @@ SUITES = {
     "features": features_rows,
     "decode": decode_rows,
     "few": few_rows,
+    "uneven": uneven_rows,
     "small": small_rows,
     "threads": threads_rows,
     "avx2": avx2_rows,

@@ -3,8 +3,7 @@
 // A wave of (b, hk) units runs tasks of (unit, key block). A task walks the query blocks, last to first, of all query
 // heads of the group, packing Q and dO of those that no task has met before, and strip by strip of kRows keys: S^T =
 // K Q^T and dP^T = V dO^T with queries in the lanes, element-wise P^T and dS^T, dV += P^T dO, dK += dS^T Q; then dQ +=
-// dS K for the whole query block. Of units that threads share, each task walks a chunk of the query blocks where
-// these would be too few tasks (backward_plan.h, backward_block.h).
+// dS K for the whole query block. Where threads share units, a task may be a chunk of query blocks (backward_plan.h).
 //
 // dQ rows are shared by key blocks, and dK and dV by chunks. They are added in the order of the key blocks and of the
 // chunks, by turns, so no sum ever depends on threads; tasks are handed out in that order, so whoever is waited for is
@@ -252,10 +251,9 @@ class Backward {
     pack_direct<Target>(s.k, plan_.stride, {s.k_direct, k.padded, plan_.stride});
   }
   void store_gradients(const Keys& k, const Sums& sums) const {
-    const index_t b = plan_.units.b(k.unit), row = k.sequence.k_begin + k.keys.begin;
-    const index_t count = k.keys.end - k.keys.begin;
-    store_rows(sums.dk, plan_.stride, Real(p_.scale), f_.dk, p_.D, b, k.hk, row, count);
-    store_rows(sums.dv, plan_.v_stride, Real(p_.dropout.keep_scale), f_.dv, p_.Dv, b, k.hk, row, count);
+    const index_t b = plan_.units.b(k.unit), n = k.keys.end - k.keys.begin, row = k.sequence.k_begin + k.keys.begin;
+    store_rows(sums.dk, plan_.stride, Real(p_.scale), f_.dk, p_.D, b, k.hk, row, n);
+    store_rows(sums.dv, plan_.v_stride, Real(p_.dropout.keep_scale), f_.dv, p_.Dv, b, k.hk, row, n);
   }
 
   // Calls work(n) for the query blocks of a chunk until it returns true; whether it did.
