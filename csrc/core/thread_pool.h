@@ -2,7 +2,7 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
+#include <thread>
 #include <vector>
 
 #include "core/platform.h"
@@ -40,31 +40,53 @@ void parallel_for(const Executor& executor, index_t n, const Task& task) {
       &shared);
 }
 
-// The groups of a worker in parallel_for_groups: tasks [next, end), begun at the front and taken away at the end.
+// The groups of a worker in parallel_for_groups: tasks [begin, end), begun at the front and taken away at the end. That
+// there are none is seen without the lock, whose line many workers would send to and fro; a lock that spins, since
+// whoever holds it does for some nanoseconds.
 class Share {
  public:
   void set(Range tasks) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    tasks_ = tasks;
+    const Lock lock(locked_);
+    begin_.store(tasks.begin, std::memory_order_relaxed);
+    end_.store(tasks.end, std::memory_order_relaxed);
   }
   bool take(index_t& task) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (tasks_.empty()) return false;
-    task = tasks_.begin++;
+    if (left() <= 0) return false;
+    const Lock lock(locked_);
+    if (left() <= 0) return false;
+    task = begin_.load(std::memory_order_relaxed);
+    begin_.store(task + 1, std::memory_order_relaxed);
     return true;
   }
   // The last group, of `size` tasks, if it has not been begun.
   bool take_group(index_t size, Range& group) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (tasks_.end - tasks_.begin < size) return false;
-    group = {tasks_.end - size, tasks_.end};
-    tasks_.end -= size;
+    if (left() < size) return false;
+    const Lock lock(locked_);
+    if (left() < size) return false;
+    group.end = end_.load(std::memory_order_relaxed);
+    group.begin = group.end - size;
+    end_.store(group.begin, std::memory_order_relaxed);
     return true;
   }
 
  private:
-  alignas(64) std::mutex mutex_;
-  Range tasks_{0, 0};
+  index_t left() const { return end_.load(std::memory_order_relaxed) - begin_.load(std::memory_order_relaxed); }
+
+  class Lock {
+   public:
+    explicit Lock(std::atomic_flag& flag) : flag_(flag) {
+      while (flag_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+    }
+    ~Lock() { flag_.clear(std::memory_order_release); }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    std::atomic_flag& flag_;
+  };
+
+  alignas(64) std::atomic_flag locked_ = ATOMIC_FLAG_INIT;
+  std::atomic<index_t> begin_{0}, end_{0};
 };
 
 // The same for `groups` groups of `size` tasks, group by group, and then `more` tasks: a worker takes groups of its
@@ -78,8 +100,9 @@ void parallel_for_groups(const Executor& executor, index_t groups, index_t size,
   if (workers == 1 || executor.run == nullptr) return parallel_for(executor, in_groups + more, task);
   struct Shared {
     std::vector<Share> shares;
-    Share more;
-    index_t size;
+    std::atomic<index_t> more;  // The next one.
+    index_t end, size;
+    bool several;  // Where each has one group at most, none changes hands: who looks for work could miss it.
     const Task* task;
 
     void work(int worker) {
@@ -91,18 +114,22 @@ void parallel_for_groups(const Executor& executor, index_t groups, index_t size,
       };
       run(share(0));
       Range group;
-      for (std::size_t k = 1; k < shares.size(); ++k)
+      for (std::size_t k = 1; k < shares.size() && several; ++k)
         while (share(k).take_group(size, group)) {
           share(0).set(group);
           run(share(0));
         }
-      run(more);
+      for (index_t i; (i = more.fetch_add(1, std::memory_order_relaxed)) < end;) (*task)(i, worker);
       for (std::size_t k = 1; k < shares.size(); ++k) run(share(k));
     }
-  } shared{std::vector<Share>(static_cast<std::size_t>(workers)), {}, max_of<index_t>(size, 1), &task};
+  } shared{std::vector<Share>(static_cast<std::size_t>(workers)),
+           in_groups,
+           in_groups + more,
+           max_of<index_t>(size, 1),
+           groups > workers,
+           &task};
   for (index_t w = 0; w < workers; ++w)
     shared.shares[static_cast<std::size_t>(w)].set({w * groups / workers * size, (w + 1) * groups / workers * size});
-  shared.more.set({in_groups, in_groups + more});
   executor.run(
       executor.context, workers, [](void* arg, int worker) { static_cast<Shared*>(arg)->work(worker); }, &shared);
 }

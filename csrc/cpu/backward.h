@@ -137,9 +137,8 @@ class Backward {
       const char* const source = row_at(x, format_.size, r.b, r.sequence.q_begin + r.first + begin, r.h);
       const RowsToPack<Target> rows =
           rows_to_pack(format_, x, source, left, min_of(width, left), width, features, direct.columns, true, s.staging);
-      pack_transposed_panel<Target>(rows.data, rows.stride, transposed.depth / kStep, width, transposed.panel(panel),
-                                    rows.ahead);
-      pack_direct_rows<Target>(rows.data, rows.stride, begin, begin + width, direct);
+      pack_transposed_panel(rows, transposed.depth / kStep, width, transposed.panel(panel));
+      pack_direct_rows<Target>({rows.data, rows.stride}, begin, begin + width, direct);
     }
   }
 
@@ -256,39 +255,36 @@ class Backward {
     store_rows(sums.dv, plan_.v_stride, Real(p_.dropout.keep_scale), f_.dv, p_.Dv, b, k.hk, row, n);
   }
 
-  // Calls work(n) for the query blocks of a chunk until it returns true; whether it did.
+  // Calls work for the query blocks of a chunk until it returns true; whether it did.
   template <class Work>
   FA_INLINE bool any_of_chunk(const Keys& k, index_t c, const Work& work) const {
-    const index_t blocks = plan_.blocks_of(k.sequence), end = (c + 1) * blocks / k.chunks;
-    index_t n = c * blocks / k.chunks;
-    while (n < end && !work(n)) ++n;
-    return n < end;
+    const index_t of_head = ceil_div(k.sequence.q_len, plan_.tiles.queries), blocks = p_.group() * of_head;
+    return plan_.any_in_order({c * blocks / k.chunks, (c + 1) * blocks / k.chunks}, of_head, work);
   }
   bool chunk_sees(const Keys& k, index_t c) const {
-    return any_of_chunk(k, c, [&](index_t n) {
+    return any_of_chunk(k, c, [&](index_t head, index_t block) {
       Rows r{};
-      return nth_sees(k, n, r);
+      return sees(k, head, block, r);
     });
   }
   // False if none of them sees any of the keys.
   bool meet_chunk(const Keys& k, index_t c, State* states, const Sums& sums, const Worker& worker) const {
     bool any = false;
-    any_of_chunk(k, c, [&](index_t n) {
-      any = meet(k, n, states, sums, worker) || any;
+    any_of_chunk(k, c, [&](index_t head, index_t block) {
+      any = meet(k, head, block, states, sums, worker) || any;
       return false;
     });
     return any;
   }
 
-  // Query block n of a unit, the last ones first; whether it sees some of the keys.
-  bool nth_sees(const Keys& k, index_t n, Rows& r) const {
-    const auto [head, block] = plan_.nth_of_group(n, ceil_div(k.sequence.q_len, plan_.tiles.queries));
+  // Whether a query block sees some of the keys.
+  bool sees(const Keys& k, index_t head, index_t block, Rows& r) const {
     return rows_of(k.unit, head, block, r) && r.keys.begin < k.keys.end && r.keys.end > k.keys.begin;
   }
-  bool meet(const Keys& k, index_t n, State* states, const Sums& sums, const Worker& worker) const {
+  bool meet(const Keys& k, index_t head, index_t block, State* states, const Sums& sums, const Worker& worker) const {
     const Scratch& s = worker.scratch;
     Rows r{};
-    if (!nth_sees(k, n, r)) return false;
+    if (!sees(k, head, block, r)) return false;
     State& state = states[r.h % p_.group() * plan_.query_blocks + r.first / plan_.tiles.queries];
     state.packed.begin([&] {
       state.slot = worker.slots.take(worker.index);

@@ -106,17 +106,23 @@ struct BackwardPlan {
     return t;
   }
 
-  struct HeadBlock {
-    index_t head, block;
-  };
-  // The nth query block of a group of heads, each of which has `blocks`, to meet a key block: last to first, those of
-  // all heads one after another, so that no task that sees fewer of them, under a causal mask, waits for one that sees
-  // more; but the parts of one that is cut for the threads' sake in the order in which its products would sum them.
-  HeadBlock nth_of_group(index_t n, index_t blocks) const {
-    const index_t group = p.group(), uncut = ceil_div(blocks, parts), last = blocks - (uncut - 1) * parts;
-    if (n < group * last) return {n / last, blocks - last + n % last};
-    n -= group * last;
-    return {n / parts % group, (uncut - 2 - n / (parts * group)) * parts + n % parts};
+  // Calls work(head, block) for query blocks of a group of heads, each of which has `of_head`, in the order in which
+  // they meet a key block, until it returns true; whether it did. Last to first, those of all heads one after another,
+  // so that no task that sees fewer of them, under a causal mask, waits for one that sees more; but the parts of one
+  // that is cut for the threads' sake in the order in which its products would sum them. Tiles, of whose blocks a chunk
+  // is many, meet them head by head, so that chunks see as much: blocks of all heads in turn were 10 % slower there.
+  template <class Work>
+  FA_INLINE bool any_in_order(Range chunk, index_t of_head, const Work& work) const {
+    const index_t group = p.group(), uncut = ceil_div(of_head, parts), last = of_head - (uncut - 1) * parts;
+    const auto nth = [&](index_t n) {
+      if (Target::kTiled) return work(n / of_head, of_head - 1 - n % of_head);
+      if (n < group * last) return work(n / last, of_head - last + n % last);
+      n -= group * last;
+      return work(n / parts % group, (uncut - 2 - n / (parts * group)) * parts + n % parts);
+    };
+    for (index_t n = chunk.begin; n < chunk.end; ++n)
+      if (nth(n)) return true;
+    return false;
   }
   index_t unit_blocks() const { return p.group() * query_blocks; }
   index_t blocks_of(const Sequence& sequence) const { return p.group() * ceil_div(sequence.q_len, tiles.queries); }

@@ -178,8 +178,8 @@ class Forward {
       const index_t n = min_of(wave, units_.count() * blocks - first);
       for (index_t i = 0; i < n && splits > 1; ++i) new (ranges.left + i) std::atomic<index_t>(splits);
       // Memory is read in its order, or by the thread that has read it in the last call and finds it in its cache.
-      const index_t tasks = n / slots * splits, group = plan_.approach == Approach::direct ? tasks : 1;
-      parallel_for_groups(executor_, tasks / group, group, 0, [&](index_t task, int worker) {
+      const index_t tasks = n / slots * splits, own = plan_.approach == Approach::direct ? 0 : tasks;
+      parallel_for_groups(executor_, own, 1, tasks - own, [&](index_t task, int worker) {
         const index_t nth = task / splits * slots, split = task % splits;
         const Scratch s = plan_.carve(memory.data() + worker * scratch_bytes, slots);
         [[maybe_unused]] const typename Target::Tiles::Session session;

@@ -157,18 +157,31 @@ void load_keys(const RowFormat<Target>& format, const Problem& p, const Operand&
   });
 }
 
-// Columns [0, width) of one panel, from rows: k-steps [0, steps) become rows of the panel. Rows that lie `ahead` of
-// those in work are asked for, unless it is 0.
+// Rows as multiplicands, `stride` elements apart, to be packed. Rows that lie `ahead` of those in work are asked for,
+// unless it is 0, as far as `run` rows lie one after another.
 template <class Target>
-void pack_transposed_panel(const typename Target::Elem* rows, index_t stride, index_t steps, index_t width,
-                           typename Target::Elem* out, index_t ahead = 0) {
+struct RowsToPack {
+  const typename Target::Elem* data;
+  index_t stride;
+  index_t ahead = 0, run = 0;
+
+  // Where row r is next, and `count` rows with it, `bytes` of each.
+  FA_INLINE void ask(index_t r, index_t count, index_t bytes) const {
+    if (ahead == 0) return;
+    for (index_t n = r + ahead; n < min_of(r + ahead + count, run); ++n) prefetch_row(data + n * stride, bytes);
+  }
+};
+
+// Columns [0, width) of one panel, from rows: k-steps [0, steps) become rows of the panel.
+template <class Target>
+void pack_transposed_panel(const RowsToPack<Target>& rows, index_t steps, index_t width, typename Target::Elem* out) {
   using Format = typename Target::Format;
   constexpr index_t kStep = Format::kStep, W = Target::Simd::W;
   for (index_t c = 0; c < width; c += W) {
-    const auto* const from = rows + c * stride;
+    const index_t stride = rows.stride;
+    const auto* const from = rows.data + c * stride;
     auto* const to = out + c * kStep;
-    for (index_t n = ahead; 0 < n && n < ahead + W; ++n)
-      prefetch_row(from + n * stride, steps * kStep * static_cast<index_t>(sizeof(*from)));
+    rows.ask(c, W, steps * kStep * static_cast<index_t>(sizeof(*from)));
     // The last block overlaps the one before it, so that nothing past the last k-step is touched.
     for (index_t step = 0; step < steps && steps >= W; step += W) {
       const index_t at = min_of(step, steps - W);
@@ -184,32 +197,22 @@ void pack_transposed_panel(const typename Target::Elem* rows, index_t stride, in
 template <class Target>
 void pack_transposed(const typename Target::Elem* rows, index_t stride, const Panels<Target>& b) {
   for (index_t panel = 0; panel < b.count(); ++panel)
-    pack_transposed_panel<Target>(rows + b.begin(panel) * stride, stride, b.depth / b.kStep, b.width(panel),
+    pack_transposed_panel<Target>({rows + b.begin(panel) * stride, stride}, b.depth / b.kStep, b.width(panel),
                                   b.panel(panel));
 }
 
 // k-steps [k_begin, k_end) of B = rows, from rows that begin at k_begin: k runs over rows, columns are features.
-// `ahead` as above.
 template <class Target>
-void pack_direct_rows(const typename Target::Elem* rows, index_t stride, index_t k_begin, index_t k_end,
-                      const Panels<Target>& b, index_t ahead = 0) {
+void pack_direct_rows(const RowsToPack<Target>& rows, index_t k_begin, index_t k_end, const Panels<Target>& b) {
   for (index_t panel = 0; panel < b.count(); ++panel) {
     auto* out = b.panel(panel) + k_begin * b.width(panel);
     for (index_t k = 0; k < k_end - k_begin; k += b.kStep) {
-      for (index_t n = ahead; 0 < n && n < ahead + b.kStep && panel == 0; ++n)
-        prefetch_row(rows + (k + n) * stride, b.columns * static_cast<index_t>(sizeof(*rows)));
+      if (panel == 0) rows.ask(k, b.kStep, b.columns * static_cast<index_t>(sizeof(*rows.data)));
       for (index_t c = 0; c < b.width(panel); c += b.W, out += b.W * b.kStep)
-        Target::Format::gather_step(rows + k * stride + b.begin(panel) + c, stride, out);
+        Target::Format::gather_step(rows.data + k * rows.stride + b.begin(panel) + c, rows.stride, out);
     }
   }
 }
-
-// Rows as multiplicands, `stride` elements apart, to be packed with rows `ahead` of them asked for.
-template <class Target>
-struct RowsToPack {
-  const typename Target::Elem* data;
-  index_t stride, ahead;
-};
 
 // Whether rows of x are as products take them, `stride` features of each.
 template <class Target>
@@ -225,15 +228,15 @@ RowsToPack<Target> rows_to_pack(const RowFormat<Target>& format, const Operand& 
                                 typename Target::Elem* staging) {
   if (rows == padded && is_as_packed(format, x, features, stride)) {
     const index_t ahead = rows_in_l1(x.row_stride * format.size);
-    return {reinterpret_cast<const typename Target::Elem*>(source), x.row_stride, ask && run > ahead ? ahead : 0};
+    return {reinterpret_cast<const typename Target::Elem*>(source), x.row_stride, ask ? ahead : 0, run};
   }
   load_rows_of_run(format, source, x.row_stride * format.size, ask ? run : 0, rows, padded, features, stride, staging);
-  return {staging, stride, 0};
+  return {staging, stride};
 }
 
 template <class Target>
 void pack_direct(const typename Target::Elem* rows, index_t stride, const Panels<Target>& b) {
-  pack_direct_rows<Target>(rows, stride, 0, b.depth, b);
+  pack_direct_rows<Target>({rows, stride}, 0, b.depth, b);
 }
 
 }  // namespace flash_attn::cpu

@@ -66,10 +66,9 @@ class PackedKeys {
       if (begin >= there) return;
       const index_t rows = min_of(width, there - begin);
       const RowsToPack<Target> of_k = rows_of(p_.k, b, hk, first + begin, rows, width, p_.D, k_stride_, staging);
-      pack_transposed_panel<Target>(of_k.data, of_k.stride, depth_ / k_panels.kStep, width, k_panels.panel(panel),
-                                    of_k.ahead);
+      pack_transposed_panel(of_k, depth_ / k_panels.kStep, width, k_panels.panel(panel));
       const RowsToPack<Target> of_v = rows_of(p_.v, b, hk, first + begin, rows, width, p_.Dv, v_stride_, staging);
-      pack_direct_rows<Target>(of_v.data, of_v.stride, begin, begin + width, v_panels, of_v.ahead);
+      pack_direct_rows(of_v, begin, begin + width, v_panels);
     }
   }
 
@@ -86,7 +85,7 @@ class PackedKeys {
       return rows_to_pack(format_, x, row_at(x, format_.size, run.batch, run.row, hk), run.count, keys, padded,
                           features, stride, ask_, staging);
     load_keys(format_, p_, x, b, hk, first, keys, padded, features, stride, staging);
-    return {staging, stride, 0};
+    return {staging, stride};
   }
 
   const Problem& p_;
