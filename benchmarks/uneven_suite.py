@@ -1,4 +1,4 @@
-"""Work that divides badly, against the same work where it divides well; and what comes before attention over a cache."""
+"""Work that divides badly against the same where it divides well, and what precedes attention over a cache."""
 
 from __future__ import annotations
 

@@ -50,8 +50,10 @@ class Share {
     begin_.store(tasks.begin, std::memory_order_relaxed);
     end_.store(tasks.end, std::memory_order_relaxed);
   }
-  bool take(index_t& task) {
+  // `shrinks`: groups may be taken away meanwhile.
+  bool take(index_t& task, bool shrinks) {
     if (left() <= 0) return false;
+    if (!shrinks) return (task = begin_.fetch_add(1, std::memory_order_relaxed)) < end_.load(std::memory_order_relaxed);
     const Lock lock(locked_);
     if (left() <= 0) return false;
     task = begin_.load(std::memory_order_relaxed);
@@ -110,7 +112,7 @@ void parallel_for_groups(const Executor& executor, index_t groups, index_t size,
         return shares[(static_cast<std::size_t>(worker) + k) % shares.size()];
       };
       const auto run = [&](Share& tasks) {
-        for (index_t i; tasks.take(i);) (*task)(i, worker);
+        for (index_t i; tasks.take(i, several);) (*task)(i, worker);
       };
       run(share(0));
       Range group;

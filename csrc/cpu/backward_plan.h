@@ -165,7 +165,7 @@ struct BackwardPlan {
     s.p_rows = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * queries);
     s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kRows * queries);
     s.ds = c.take<Elem>(ScoreGradients<Target>::elems(keys, queries));
-    s.dropout = c.take<std::uint8_t>(round_up(tiles.keys, 64) * queries / 8);
+    s.dropout = c.take<std::uint8_t>(round_up(keys, 64) * queries / 8);  // Strips read bits of rows past the keys.
     s.addend = addend.columns_given() ? c.take<Real>(tiles.keys * (addend.columns_differ() ? queries : 1)) : nullptr;
     s.addend_rows = c.take<Real>(addend.columns_differ() ? W * tiles.keys : 0);
     s.bytes = c.used();
