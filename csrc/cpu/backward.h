@@ -240,10 +240,10 @@ class Backward {
     const index_t which = k.unit * plan_.key_blocks + k.index;
     if (*s.loaded == which) return;
     *s.loaded = which;
-    const index_t row = k.sequence.k_begin + k.keys.begin, count = k.keys.end - k.keys.begin;
+    const index_t row = k.sequence.k_begin + k.keys.begin, left = k.sequence.k_len - k.keys.begin;
     const auto load = [&](const Operand& x, index_t features, index_t stride, Elem* to) {
-      load_rows(format_, row_at(x, format_.size, plan_.units.b(k.unit), row, k.hk), x.row_stride * format_.size, count,
-                k.padded, features, stride, to);
+      load_rows_of_run(format_, row_at(x, format_.size, plan_.units.b(k.unit), row, k.hk), x.row_stride * format_.size,
+                       left, k.keys.end - k.keys.begin, k.padded, features, stride, to);
     };
     load(p_.k, p_.D, plan_.stride, s.k);
     load(p_.v, p_.Dv, plan_.v_stride, s.v);
