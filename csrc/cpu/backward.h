@@ -258,8 +258,8 @@ class Backward {
   // Calls work for the query blocks of a chunk until it returns true; whether it did.
   template <class Work>
   FA_INLINE bool any_of_chunk(const Keys& k, index_t c, const Work& work) const {
-    const index_t of_head = ceil_div(k.sequence.q_len, plan_.tiles.queries), blocks = p_.group() * of_head;
-    return plan_.any_in_order({c * blocks / k.chunks, (c + 1) * blocks / k.chunks}, of_head, work);
+    const index_t blocks = plan_.blocks_of(k.sequence);
+    return plan_.any_in_order({c * blocks / k.chunks, (c + 1) * blocks / k.chunks}, blocks / p_.group(), work);
   }
   bool chunk_sees(const Keys& k, index_t c) const {
     return any_of_chunk(k, c, [&](index_t head, index_t block) {

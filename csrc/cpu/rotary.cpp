@@ -36,7 +36,8 @@ class Positions {
 };
 
 template <class T>
-void rotate_rows(const RotaryProblem& r, RotateRow<T> rotate_row, const Executor& executor) {
+void rotate_rows(const RotaryProblem& r, const Rotations& rotations, const Executor& executor) {
+  const RotateRow<T> rotate_row = rotations.of<T>();
   const index_t total = r.B * r.rows, block = max_of<index_t>(1, kRotatedPerTask / max_of<index_t>(1, r.H * r.D));
   parallel_for(executor, ceil_div(total, block), [&](index_t task, int) {
     const index_t end = min_of(total, (task + 1) * block);
@@ -54,10 +55,10 @@ void rotate_rows(const RotaryProblem& r, RotateRow<T> rotate_row, const Executor
 
 void rotate(const RotaryProblem& r, const Rotations& rotations, const Executor& executor) {
   switch (r.dtype) {
-    case DType::f16: return rotate_rows<Half>(r, rotations.f16, executor);
-    case DType::bf16: return rotate_rows<BFloat16>(r, rotations.bf16, executor);
-    case DType::f64: return rotate_rows<double>(r, rotations.f64, executor);
-    default: return rotate_rows<float>(r, rotations.f32, executor);
+    case DType::f16: return rotate_rows<Half>(r, rotations, executor);
+    case DType::bf16: return rotate_rows<BFloat16>(r, rotations, executor);
+    case DType::f64: return rotate_rows<double>(r, rotations, executor);
+    default: return rotate_rows<float>(r, rotations, executor);
   }
 }
 
