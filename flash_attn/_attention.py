@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 
 from flash_attn import _native, _raw  # loads the binding, which registers torch.ops.flash_attn  # noqa: F401
-from flash_attn._tensor_kinds import check_kinds
+from flash_attn._operators import Operator, is_compiling
 
-_attention = torch.ops.flash_attn.attention.default
-_attention_kvpacked = torch.ops.flash_attn.attention_kvpacked.default
-_attention_qkvpacked = torch.ops.flash_attn.attention_qkvpacked.default
+_attention = Operator("attention", ("q", "k", "v"))
+_attention_kvpacked = Operator("attention_kvpacked", ("q", "kv"))
+_attention_qkvpacked = Operator("attention_qkvpacked", ("qkv",))
 
 # What these functions take after upstream's arguments.
 EXTENSIONS = (
@@ -28,7 +28,6 @@ EXTENSIONS = (
     "check_inputs",
 )
 
-_NAMES = {3: ("q", "k", "v"), 2: ("q", "kv"), 1: ("qkv",)}
 _DENSE = (None, None, 0, 0)  # no cu_seqlens_q, cu_seqlens_k; their max_seqlen_q, max_seqlen_k are unused
 
 
@@ -51,7 +50,8 @@ def scale_or_default(softmax_scale, packed_or_q):
     """softmax_scale, or D ** -0.5 for None. The operators refuse what has no D, whatever the scale."""
     if softmax_scale is not None:
         return softmax_scale
-    shape = packed_or_q.shape if isinstance(packed_or_q, torch.Tensor) else ()
+    has_shape = isinstance(packed_or_q, torch.Tensor) and not packed_or_q.is_nested
+    shape = packed_or_q.shape if has_shape else ()
     return shape[-1] ** -0.5 if len(shape) > 0 and shape[-1] > 0 else 1.0
 
 
@@ -59,38 +59,24 @@ def _check_lengths(lengths, q, k):
     """Raises RuntimeError unless cu_seqlens describe the packed rows of q and of k (None: pages, which have none)."""
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
     check = _native.load()._check_lengths
-    check(cu_seqlens_q, True, q.shape[0], as_int(max_seqlen_q))
+    check(cu_seqlens_q, True, q.shape[0], max_seqlen_q)
     if k is not None:
-        check(cu_seqlens_k, False, k.shape[0], as_int(max_seqlen_k))
+        check(cu_seqlens_k, False, k.shape[0], max_seqlen_k)
 
 
-def _attend(
-    op,
-    tensors,
-    lengths,
-    dropout_p,
-    softmax_scale,
-    causal,
-    window_size,
-    softcap,
-    alibi_slopes,
-    deterministic,
-    return_attn_probs,
-    *more,
-):
-    """Calls one of the three operators. lengths: (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k).
+def _attend(operator, tensors, lengths, options, more):
+    """Calls one of the three operators.
 
+    lengths: (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k).
+    options: upstream's arguments after the tensors, dropout_p to return_attn_probs.
     more: attn_bias, attn_mask, learnable_sink, key_begin, key_end; of flash_attn_varlen_func also how keys are stored.
     """
-    check_kinds(_NAMES[len(tensors)], tensors)
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
+    dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs = options
     left, right = window_bounds(window_size)
-    out, softmax_lse, s_dmask = op(
+    call = operator.general if is_compiling() else operator.plain
+    results = call(
         *tensors,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        as_int(max_seqlen_q),
-        as_int(max_seqlen_k),
+        *lengths,
         dropout_p,
         scale_or_default(softmax_scale, tensors[0]),
         causal,
@@ -102,7 +88,7 @@ def _attend(
         return_attn_probs,
         *more,
     )
-    return (out, softmax_lse, s_dmask) if return_attn_probs else out
+    return results if return_attn_probs else results[0]
 
 
 def flash_attn_func(
@@ -165,7 +151,7 @@ def flash_attn_func(
     """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
-    return _attend(_attention, (q, k, v), _DENSE, *options, *scores)
+    return _attend(_attention, (q, k, v), _DENSE, options, scores)
 
 
 def flash_attn_kvpacked_func(
@@ -191,7 +177,7 @@ def flash_attn_kvpacked_func(
     """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
-    return _attend(_attention_kvpacked, (q, kv), _DENSE, *options, *scores)
+    return _attend(_attention_kvpacked, (q, kv), _DENSE, options, scores)
 
 
 def flash_attn_qkvpacked_func(
@@ -213,7 +199,7 @@ def flash_attn_qkvpacked_func(
     """`flash_attn_func` of qkv (B,S,3,H,D), queries, keys, values: out (B,S,H,D). Backward writes one gradient."""
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
-    return _attend(_attention_qkvpacked, (qkv,), _DENSE, *options, *scores)
+    return _attend(_attention_qkvpacked, (qkv,), _DENSE, options, scores)
 
 
 def flash_attn_varlen_func(
@@ -266,10 +252,10 @@ def flash_attn_varlen_func(
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
     storage = (block_table, leftpad_k, seqused_k, num_splits)
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    lengths = (cu_seqlens_q, cu_seqlens_k, as_int(max_seqlen_q), as_int(max_seqlen_k))
     if check_inputs:
         _check_lengths(lengths, q, k if block_table is None else None)
-    return _attend(_attention, (q, k, v), lengths, *options, *scores, *storage)
+    return _attend(_attention, (q, k, v), lengths, options, (*scores, *storage))
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -297,10 +283,10 @@ def flash_attn_varlen_kvpacked_func(
     """`flash_attn_varlen_func` of q (Tq,H,D) and kv (Tk,2,Hk,D), keys then values: out (Tq,H,D)."""
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    lengths = (cu_seqlens_q, cu_seqlens_k, as_int(max_seqlen_q), as_int(max_seqlen_k))
     if check_inputs:
         _check_lengths(lengths, q, kv)
-    return _attend(_attention_kvpacked, (q, kv), lengths, *options, *scores)
+    return _attend(_attention_kvpacked, (q, kv), lengths, options, scores)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -325,7 +311,8 @@ def flash_attn_varlen_qkvpacked_func(
     """`flash_attn_varlen_func` of qkv (T,3,H,D), queries, keys, values, with cu_seqlens for both: out (T,H,D)."""
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
-    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    longest = as_int(max_seqlen)
+    lengths = (cu_seqlens, cu_seqlens, longest, longest)
     if check_inputs:
         _check_lengths(lengths, qkv, qkv)
-    return _attend(_attention_qkvpacked, (qkv,), lengths, *options, *scores)
+    return _attend(_attention_qkvpacked, (qkv,), lengths, options, scores)

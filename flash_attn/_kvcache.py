@@ -7,9 +7,11 @@ from typing import Optional, Union
 import torch
 
 from flash_attn._attention import scale_or_default, window_bounds
+from flash_attn._operators import Operator, is_compiling
 from flash_attn._tensor_kinds import check_kinds
 
-_attention_with_kvcache = torch.ops.flash_attn.attention_with_kvcache.default
+_TENSORS = ("q", "k_cache", "v_cache")
+_attention_with_kvcache = Operator("attention_with_kvcache", _TENSORS)
 
 
 def lengths(cache_seqlens, q):
@@ -73,10 +75,11 @@ def flash_attn_with_kvcache(
     Returns out or, with return_softmax_lse, (out, softmax_lse (B,H,Sq)).
     Raises AssertionError for a cache whose last stride is not 1, RuntimeError for other malformed input.
     """
-    check_kinds(("q", "k_cache", "v_cache"), (q, k_cache, v_cache))
+    check_kinds(_TENSORS, (q, k_cache, v_cache))
     check_caches(k_cache, v_cache)
     left, right = window_bounds(window_size)
-    out, softmax_lse = _attention_with_kvcache(
+    call = _attention_with_kvcache.general if is_compiling() else _attention_with_kvcache.plain
+    out, softmax_lse = call(
         q,
         k_cache,
         v_cache,

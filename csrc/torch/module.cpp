@@ -9,6 +9,7 @@
 
 #include "devices.h"
 #include "kvcache.h"
+#include "plain_call.h"
 #include "views.h"
 
 namespace flash_attn::torch_binding {
@@ -262,6 +263,7 @@ PYBIND11_MODULE(flash_attn_2_cuda, m) {
         "CPU instruction sets of this build that this machine executes, best first.");
   m.def("_cpu_workspace_peak", &cpu_workspace_peak,
         "The most scratch memory that the CPU backend has held at once since the last call of this, in bytes.");
+  define_plain_calls(m);
   define_gpu_functions(m);
 }
 

@@ -11,66 +11,16 @@
 
 namespace flash_attn::torch_binding {
 
-Arguments::Arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
-    : schema_(op.schema()), first_(stack.data() + stack.size() - schema_.arguments().size()) {}
-
-const c10::IValue& Arguments::operator[](std::string_view name) const {
-  static const c10::IValue none;
-  const auto& all = schema_.arguments();
-  for (std::size_t n = 0; n < all.size(); ++n, ++next_) {
-    if (next_ >= all.size()) next_ = 0;
-    if (all[next_].name() == name) return first_[next_++];
-  }
-  return none;
-}
-
-at::Tensor Arguments::tensor(std::string_view name) const {
-  const auto& value = (*this)[name];
-  return value.isNone() ? at::Tensor() : value.toTensor();
-}
-
-Call Arguments::call() const {
-  const auto& self = *this;
-  const auto given = [&](const char* name) { return !self[name].isNone(); };
-  Call call;
-  call.q = tensor("q"), call.k = tensor("k"), call.v = tensor("v");
-  call.cu_seqlens_q = tensor("cu_seqlens_q"), call.cu_seqlens_k = tensor("cu_seqlens_k");
-  call.rng_state = tensor("rng_state");
-  if (given("max_seqlen_q")) call.max_seqlen_q = self["max_seqlen_q"].toSymInt();
-  if (given("max_seqlen_k")) call.max_seqlen_k = self["max_seqlen_k"].toSymInt();
-  call.dropout_p = self["dropout_p"].toDouble();
-  call.softmax_scale = self["softmax_scale"].toDouble();
-  call.causal = self["causal"].toBool();
-  call.window_left = self["window_size_left"].toSymInt();
-  call.window_right = self["window_size_right"].toSymInt();
-  call.softcap = self["softcap"].toDouble();
-  call.alibi_slopes = tensor("alibi_slopes");
-  if (given("return_softmax")) call.return_softmax = self["return_softmax"].toBool();
-  call.attn_bias = tensor("attn_bias"), call.attn_mask = tensor("attn_mask");
-  call.learnable_sink = tensor("learnable_sink");
-  call.key_begin = tensor("key_begin"), call.key_end = tensor("key_end");
-  call.block_table = tensor("block_table"), call.leftpad_k = tensor("leftpad_k");
-  call.seqused_k = tensor("seqused_k");
-  if (given("num_splits")) call.num_splits = self["num_splits"].toInt();
-  return call;
-}
-
-Inputs Arguments::inputs() const {
-  if (const auto qkv = tensor("qkv"); qkv.defined()) return {qkv};
-  if (const auto kv = tensor("kv"); kv.defined()) return {tensor("q"), kv};
-  return {tensor("q"), tensor("k"), tensor("v")};
-}
-
 Arguments meta_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const Arguments arguments(op, stack);
   std::ostringstream devices;
   bool all_meta = true;
-  for (const auto& argument : op.schema().arguments()) {
-    const auto tensor = arguments[argument.name().c_str()];
+  for (const Name name : arguments.signature().names()) {
+    const auto& tensor = arguments[name];
     if (!tensor.isTensor()) continue;
     const auto device = tensor.toTensor().device();
     all_meta = all_meta && device.is_meta();
-    devices << (devices.tellp() > 0 ? ", " : "") << argument.name() << " on " << device;
+    devices << (devices.tellp() > 0 ? ", " : "") << name.text() << " on " << device;
   }
   TORCH_CHECK(all_meta, "flash_attn: all tensors of a call must be on one device, got ", devices.str());
   return arguments;
@@ -282,9 +232,8 @@ void raw_backward_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
 
 void refuse_device(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Arguments arguments(op, *stack);
-  for (const auto& argument : op.schema().arguments()) {
-    const auto& value = arguments[argument.name().c_str()];
-    if (value.isTensor()) check_plain(value.toTensor(), argument.name().c_str());
+  for (const Name name : arguments.signature().names()) {
+    if (arguments[name].isTensor()) check_plain(arguments[name].toTensor(), name.text());
   }
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(),
                               " has no kernel for this kind of tensor; backends of this build: cpu, cuda");

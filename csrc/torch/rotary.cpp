@@ -3,6 +3,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <flash_attn/rotary.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "ops.h"
@@ -21,7 +22,7 @@ void rotate_into(const at::Tensor& out, const at::Tensor& x, const Arguments& ar
     v.device = Device::cpu;  // Also while a simulated GPU stands in for the CPU in attention: it has no such kernel.
     return v;
   };
-  const auto contiguous = [&](const char* name) {
+  const auto contiguous = [&](Name name) {
     const at::Tensor tensor = arguments.tensor(name);
     return tensor.defined() ? tensor.contiguous() : tensor;
   };
@@ -77,41 +78,45 @@ void rotate_in_place_meta(const c10::OperatorHandle& op, torch::jit::Stack* stac
 template <bool in_place>
 class RotateFunction : public torch::autograd::Function<RotateFunction<in_place>> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, Named arguments) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Arguments& arguments) {
+    static const auto op = find_operator(in_place ? "flash_attn::rotate_" : "flash_attn::rotate");
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     variable_list saved;
-    for (const auto* name : kSaved) saved.push_back(tensor_of(arguments[name]));
+    for (const Name name : kSaved) saved.push_back(arguments.tensor(name));
     ctx->save_for_backward(std::move(saved));
-    for (const auto& [name, value] : arguments) {
-      if (!value.isTensor()) ctx->saved_data[name] = value;
-    }
-    arguments["x"] = x;
-    if (!in_place) return call_operator("flash_attn::rotate", arguments).at(0).toTensor();
-    call_operator("flash_attn::rotate_", arguments);
+    Outgoing rotate(op);
+    rotate.set_all(arguments);
+    ctx->saved_data[kArguments] = c10::ivalue::Tuple::create(rotate.without_tensors());
+    rotate.set("x", x);
+    const auto results = std::move(rotate).call();
+    if (!in_place) return results.at(0).toTensor();
     ctx->mark_dirty({x});
     return x;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    static const auto op = find_operator("flash_attn::rotate");
     const auto saved = ctx->get_saved_variables();
-    Named arguments = ctx->saved_data;
-    for (std::size_t n = 0; n < saved.size(); ++n) arguments[kSaved[n]] = value_of(saved[n]);
-    arguments["x"] = gradients[0];
-    arguments["conjugate"] = !arguments["conjugate"].toBool();
-    return {call_operator("flash_attn::rotate", arguments).at(0).toTensor(), {}};
+    Outgoing rotate(op, ctx->saved_data[kArguments].toTuple()->elements().vec());
+    for (std::size_t n = 0; n < saved.size(); ++n) rotate.set(kSaved[n], saved[n]);
+    rotate.set("x", gradients[0]);
+    rotate["conjugate"] = !rotate["conjugate"].toBool();
+    return {std::move(rotate).call().at(0).toTensor(), {}};
   }
 
  private:
-  static constexpr const char* kSaved[] = {"cos", "sin", "offsets", "cu_seqlens"};
+  static constexpr Name kSaved[] = {"cos", "sin", "offsets", "cu_seqlens"};
+  static constexpr const char* kArguments = "arguments";
 };
 
 template <bool in_place>
-void rotate_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void rotate_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const Arguments arguments(op, *stack);
-  Named named;
-  for (const auto& argument : op.schema().arguments()) named[argument.name()] = arguments[argument.name()];
-  named.erase("x");
-  const at::Tensor out = RotateFunction<in_place>::apply(arguments.tensor("x"), std::move(named));
+  const at::Tensor x = arguments.tensor("x");
+  // A tangent is refused by torch, in the formula.
+  if (!needs_graph({x}) && !x._fw_grad(/*level=*/0).defined())
+    return op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  const at::Tensor out = RotateFunction<in_place>::apply(x, arguments);
   if (in_place)
     reply(stack, op);
   else
