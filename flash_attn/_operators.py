@@ -12,14 +12,14 @@ is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda:
 
 
 class Operator:
-    """An operator and the names of its first tensors, whose kinds are checked. Arguments are positional.
+    """An operator and the names of its first tensors whose kinds are checked. Arguments are positional.
 
     general: any call, a compiler's too.
     plain: the same in a third of the time where all arguments are plain (no subclasses, no function modes), else it
         calls `general`. Compilers do not see through it.
     """
 
-    def __init__(self, name, tensors):
+    def __init__(self, name, tensors=()):
         overload = getattr(torch.ops.flash_attn, name).default
 
         def general(*args):

@@ -15,7 +15,7 @@
 namespace flash_attn::torch_binding {
 namespace {
 
-enum class Kind { tensor, optional_tensor, real, integer, boolean, other };
+enum class Kind { tensor, optional_tensor, real, integer, optional_integer, boolean, other };
 
 struct PlainOperator {
   c10::OperatorHandle handle;
@@ -30,8 +30,12 @@ Kind kind_of(const c10::TypePtr& type) {
     case c10::TypeKind::IntType:
     case c10::TypeKind::SymIntType: return Kind::integer;
     case c10::TypeKind::BoolType: return Kind::boolean;
-    case c10::TypeKind::OptionalType:
-      return kind_of(type->containedType(0)) == Kind::tensor ? Kind::optional_tensor : Kind::other;
+    case c10::TypeKind::OptionalType: {
+      const Kind kind = kind_of(type->containedType(0));
+      return kind == Kind::tensor    ? Kind::optional_tensor
+             : kind == Kind::integer ? Kind::optional_integer
+                                     : Kind::other;
+    }
     default: return Kind::other;
   }
 }
@@ -40,8 +44,9 @@ Kind kind_of(const c10::TypePtr& type) {
 bool push(Kind kind, PyObject* object, torch::jit::Stack& stack) {
   switch (kind) {
     case Kind::optional_tensor:
+    case Kind::optional_integer:
       if (object == Py_None) return stack.emplace_back(), true;
-      [[fallthrough]];
+      return push(kind == Kind::optional_tensor ? Kind::tensor : Kind::integer, object, stack);
     case Kind::tensor:
       if (!THPVariable_CheckExact(object) || THPVariable_Unpack(object).is_nested()) return false;
       stack.emplace_back(THPVariable_Unpack(object));
@@ -82,8 +87,11 @@ bool push_all(const PlainOperator& op, PyObject* const* given, Py_ssize_t number
   return true;
 }
 
-/// Of results that are tensors, as those of all operators here are; null with Python's error set.
-PyObject* tuple_of(torch::jit::Stack& results) {
+/// Of results that are tensors, as those of all operators here are: None, one, or a tuple of several; null with
+/// Python's error set.
+PyObject* python_of(torch::jit::Stack& results) {
+  if (results.empty()) Py_RETURN_NONE;
+  if (results.size() == 1) return THPVariable_Wrap(std::move(results[0]).toTensor());
   auto tuple = py::reinterpret_steal<py::object>(PyTuple_New(static_cast<Py_ssize_t>(results.size())));
   for (std::size_t n = 0; tuple && n < results.size(); ++n) {
     PyObject* result = THPVariable_Wrap(std::move(results[n]).toTensor());
@@ -104,7 +112,7 @@ PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t number) {
     py::gil_scoped_release no_gil;
     op.handle.callBoxed(&stack);
   }
-  return tuple_of(stack);
+  return python_of(stack);
   END_HANDLE_TH_ERRORS
 }
 

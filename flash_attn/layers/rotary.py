@@ -12,7 +12,9 @@ from typing import Optional, Union
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from flash_attn._operators import is_compiling
 from flash_attn.ops.triton.rotary import apply_rotary
 
 
@@ -80,6 +82,12 @@ class ApplyRotaryEmb(torch.autograd.Function):
         return (ApplyRotaryEmb.apply(do, *args), *[None] * 8)
 
 
+def _may_be_differentiated(x):
+    return (
+        is_compiling() or (torch.is_grad_enabled() and x.requires_grad) or forward_ad.unpack_dual(x).tangent is not None
+    )
+
+
 def apply_rotary_emb(
     x,
     cos,
@@ -95,7 +103,10 @@ def apply_rotary_emb(
     inplace: the result is x's memory. Use the result: it carries the gradient, x only the values. An operation that
         has saved x for its own backward then has a wrong one; autograd notices unless x is a view.
     """
-    return ApplyRotaryEmb.apply(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
+    # Out of place, the operator has its derivative itself.
+    if inplace and _may_be_differentiated(x):
+        return ApplyRotaryEmb.apply(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
+    return apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved, inplace)
 
 
 apply_rotary_emb_func = apply_rotary_emb

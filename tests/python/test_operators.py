@@ -149,3 +149,14 @@ def test_references_are_given_back():
         flash_attn.flash_attn_func(q, k[:1], v)
     after = [sys.getrefcount(x) for x in (q, k, v, None)]
     assert after[:3] == before[:3] and abs(after[3] - before[3]) < calls / 4
+
+
+def test_one_result_none_and_optional_numbers():
+    x, cos, sin = torch.randn(1, 3, 2, 8), torch.randn(5, 4), torch.randn(5, 4)
+    expected = torch.ops.flash_attn.rotate(x, cos, sin, 1, None, None, False, False)
+    seen = []
+    calls = {name: _native.load()._plain_call(f"flash_attn::{name}", seen.append) for name in ("rotate", "rotate_")}
+    for longest in ((), (None,), (3,)):
+        assert torch.equal(calls["rotate"](x, cos, sin, 1, None, None, False, False, *longest), expected)
+    assert calls["rotate_"](x, cos, sin, 1, None, None, False, False) is None
+    assert torch.equal(x, expected) and not seen

@@ -112,3 +112,12 @@ def test_shapes_alone_and_transforms():
     cos, sin = tables(30, 8)
     with pytest.raises(RuntimeError, match="torch.func"):
         torch.func.vmap(lambda x: apply_rotary(x, cos, sin))(torch.randn(3, 2, 9, 2, 16))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_no_tangent_is_lost(inplace):
+    from torch.autograd import forward_ad
+
+    x, cos = torch.randn(1, 3, 2, 8), torch.randn(5, 4)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
+        apply_rotary_emb(forward_ad.make_dual(x, x), cos, cos, inplace=inplace)

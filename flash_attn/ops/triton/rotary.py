@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from flash_attn import _native
+from flash_attn._operators import Operator, is_compiling
 
 _native.load()  # registers the operators rotate and rotate_
+_out_of_place, _in_place = Operator("rotate"), Operator("rotate_")
 
 
 def apply_rotary(
@@ -50,20 +52,16 @@ def apply_rotary(
     _check(x, cos, sin, offset, offsets, cu_seqlens, max_seqlen)
     arguments = (cos, sin, offset, offsets, cu_seqlens, bool(interleaved), bool(conjugate), max_seqlen)
     if not inplace:
-        return torch.ops.flash_attn.rotate(x, *arguments)
-    if _is_compiling():
+        return (_out_of_place.general if is_compiling() else _out_of_place.plain)(x, *arguments)
+    if is_compiling():
         # Inductor 2.13 drops one of two custom operators that write to views of one tensor; its own copies are safe.
         # An exported graph would lose what is written through .data.
-        (x if _is_exporting() else x.data).copy_(torch.ops.flash_attn.rotate(x, *arguments))
+        (x if _is_exporting() else x.data).copy_(_out_of_place.general(x, *arguments))
     else:
         # A view is written to behind autograd's back: otherwise the other views that split or unbind gave could not be
         # used any more, each complaining that its base was modified.
-        torch.ops.flash_attn.rotate_(x.data if x._is_view() else x, *arguments)
+        _in_place.plain(x.data if x._is_view() else x, *arguments)
     return x
-
-
-def _is_compiling():
-    return hasattr(torch, "compiler") and torch.compiler.is_compiling()
 
 
 # torch >= 2.7
