@@ -10,6 +10,7 @@ On the CPU the rows come in suites, each row with what it must reach:
   few       few queries over a short cache, against torch
   uneven    work that divides badly over the same where it divides well; caches that are partly full; rotary
   small     short calls through Python against torch
+  calls     what calls cost beside their arithmetic, against torch
   threads   two threads over one
   avx2      dense, with this package, torch, oneDNN and MKL held to AVX2
   train     a training step of examples/train_gpt.py against the same with torch's SDPA
@@ -35,6 +36,7 @@ import combine
 import report
 import torch
 import torch.nn.functional as F
+from calls_suite import calls_rows
 from cpu_suites import area_rows, dims_rows, features_rows, small_rows, threads_rows
 from decode_suite import decode_rows
 from dense_suite import TOKENS, WIDTH, avx2_rows, dense_rows
@@ -55,6 +57,7 @@ SUITES = {
     "few": few_rows,
     "uneven": uneven_rows,
     "small": small_rows,
+    "calls": calls_rows,
     "threads": threads_rows,
     "avx2": avx2_rows,
     "train": train_rows,

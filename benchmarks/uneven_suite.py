@@ -54,9 +54,9 @@ def heads_calls(dtype, Hk, S):
     return calls
 
 
-def lengths_calls(dtype, lengths):
+def lengths_calls(dtype, lengths, Hk):
     """Causal gradients of a packed batch, next to those of its sequences one by one."""
-    shapes = [(sum(lengths), heads, D) for heads in (8 * GROUP, 8, 8)]
+    shapes = [(sum(lengths), heads, D) for heads in (Hk * GROUP, Hk, Hk)]
     tensors = random_tensors(dtype, *shapes, gradients=True)
     (dout,) = random_tensors(dtype, shapes[0])
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
@@ -141,15 +141,20 @@ def row(name, dtype, build, quantity, peer, **more):
 
 def uneven_rows(options):
     rows, S = [], options.S // 2
-    lengths = [S * 27 // 64, 1]
+    batches = {
+        f"{S * 27 // 64}-1": ([S * 27 // 64, 1], 8),
+        f"{S // 2}-20x{S // 32} Hk1": ([S // 2] + [S // 32] * 20, 1),
+    }
     for dtype in options.dtypes:
         Hk = torch.get_num_threads() + 1
         build = partial(heads_calls, dtype, Hk, S)
         setting = {"B": 1, "S": S, "H": Hk * GROUP, "Hk": Hk, "D": D}
         scale = Hk / (Hk - 1)
         rows.append(row(f"Hk{Hk} backward", dtype, build, "rate", f"Hk={Hk - 1}", scale=scale, setting=setting))
-        build = partial(lengths_calls, dtype, lengths)
-        rows.append(row(f"lengths-{lengths[0]}-{lengths[1]} backward", dtype, build, "cost", "one by one"))
+        for name, batch in batches.items():
+            rows.append(
+                row(f"lengths-{name} backward", dtype, partial(lengths_calls, dtype, *batch), "cost", "one by one")
+            )
         for Sq, arguments in ((1, ""), (16, "append"), (16, "rotate")):
             name = f"cache Sq{Sq} {arguments}".rstrip()
             build = partial(cache_calls, dtype, 2 * options.S, options.S // 4, Sq, arguments)

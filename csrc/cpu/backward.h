@@ -69,7 +69,7 @@ class Backward {
     for (index_t i = 0; i < n * per_unit; ++i) new (memory.states + i) State;
     // Each worker on units of its own: neighbours in time then do not wait for each other's dQ, and what is in work
     // at a time stays in the cache. Those that are shared side by side.
-    const index_t shared = plan_.shared(n, wave.workers), own = n - shared;
+    const index_t shared = plan_.shared({first, first + n}, wave.workers), own = n - shared;
     const auto sums_of = [&](index_t unit, index_t kb) {
       return plan_.carve_sums(memory.sums + ((unit - own) * blocks + kb) * memory.sums_bytes);
     };

@@ -1,6 +1,10 @@
 // The sizes that a backward call settles once: its tiles, how it is cut into tasks, and where things are in memory.
 #pragma once
 
+#include <algorithm>
+#include <functional>
+#include <vector>
+
 #include "core/thread_pool.h"
 #include "cpu/backward_block.h"
 #include "cpu/gemm.h"
@@ -29,9 +33,9 @@ struct BackwardPlan {
         units(p),
         addend(p),
         whole(backward_tiles(p.D, p.Dv, sizeof(Elem), kRows, addend_per_query(p))),
-        few(too_few(units.count())),
+        large(units.put_last([&](double alike, index_t k_len) { return too_few(alike, k_len); })),
         rest(shares_rest()),
-        parts(!Target::kTiled && (few || rest) ? ceil_div(whole.queries, kOfSum) : 1),
+        parts(!Target::kTiled && (large > 0 || rest) ? ceil_div(whole.queries, kOfSum) : 1),
         tiles(tiles_of_parts()),
         pitch(gradient_pitch<Target>(tiles)),
         depth(round_up(p.D, kDepth)),
@@ -41,7 +45,7 @@ struct BackwardPlan {
         query_blocks(ceil_div(units.longest_q(), tiles.queries)),
         key_blocks(ceil_div(units.longest_k(), tiles.keys)),
         most_chunks(find_most_chunks()),
-        split(most_chunks > 1 && (few || rest)),
+        split(most_chunks > 1 && (large > 0 || rest)),
         block_bytes(carve_block(nullptr).bytes) {}
 
   struct Wave {
@@ -54,9 +58,9 @@ struct BackwardPlan {
     index_t scratch_bytes, sums_bytes, bytes;
   };
 
-  // Whether tasks of a (unit, key block) each would leave threads idle, of so many units.
-  bool too_few(index_t of_units) const {
-    return of_units * ceil_div(units.longest_k(), whole.keys) < 2 * executor.num_threads;
+  // Whether tasks of a (unit, key block) each would leave threads idle, of so many units with so many keys.
+  bool too_few(double of_units, index_t k_len) const {
+    return of_units * double(ceil_div(k_len, whole.keys)) < 2 * executor.num_threads;
   }
   // Whether those units are shared that are left when each thread has had as many. Their key blocks would go at the
   // pace of the first one, with which they share dQ: under a causal mask the slowest. It pays where nothing has to be
@@ -64,25 +68,46 @@ struct BackwardPlan {
   bool shares_rest() const {
     constexpr index_t kMostRounds = 4;
     const index_t threads = executor.num_threads, left = units.count() % threads;
-    const bool pays = whole.queries <= kOfSum ? p.group() > 1 : too_few(left);
-    return !Target::kTiled && left > 0 && pays && units.count() < kMostRounds * threads;
+    const bool pays = whole.queries <= kOfSum ? p.group() > 1 : too_few(double(left), units.longest_k());
+    return !Target::kTiled && large == 0 && left > 0 && pays && units.count() < kMostRounds * threads;
   }
-  // Of n units of a wave, those that no worker has for itself: their tasks are for whoever has time.
-  index_t shared(index_t n, index_t workers) const {
-    return n < workers || (split && few) ? n : split ? n % workers : 0;
+  // Of the units of a wave, those that no worker has for itself: their tasks are for whoever has time.
+  index_t shared(Range wave, index_t workers) const {
+    const index_t n = wave.end - wave.begin;
+    if (n < workers) return n;
+    if (!split) return 0;
+    return large > 0 ? min_of(n, max_of<index_t>(0, wave.end - (units.count() - large))) : n % workers;
   }
   index_t unit_tasks() const { return key_blocks * (split ? most_chunks : 1); }
 
+  // The most query blocks that have memory at a time, if all units are one wave, whose last ones are large. Workers on
+  // units of their own hold one unit each, whatever the number of units; who has none left is at those that are shared.
+  index_t blocks_in_work(index_t own) const {
+    const index_t left = split && large == 0 ? max_of<index_t>(0, units.count() % executor.num_threads - 1) : 0;
+    std::vector<index_t> of_own;
+    index_t blocks = 0;
+    for (index_t unit = 0; unit < units.count(); ++unit) {
+      const index_t of_unit = blocks_of(p.sequence(units.b(unit)));
+      if (unit < own)
+        of_own.push_back(of_unit);
+      else
+        blocks += of_unit;
+    }
+    std::sort(of_own.begin(), of_own.end(), std::greater<>());
+    const std::size_t at_once = std::min(of_own.size(), static_cast<std::size_t>(executor.num_threads + left));
+    for (std::size_t n = 0; n < at_once; ++n) blocks += of_own[n];
+    return blocks;
+  }
+
   Wave plan_wave() const {
     const index_t per_unit = unit_blocks(), threads = executor.num_threads;
-    // Workers on units of their own hold one unit each at a time, whatever the number of units; who has none left is at
-    // those that are shared.
-    const index_t held = threads + (split ? max_of<index_t>(0, units.count() % threads - 1) : 0);
+    const index_t own = units.count() - large;
+    const index_t held = max_of(threads, blocks_in_work(own));
     const bool one_each =
-        units.count() >= threads && !(split && few) && Units::quick_to_allocate(held * per_unit * block_bytes);
+        units.count() >= threads && !(split && own == 0) && Units::quick_to_allocate(held * block_bytes);
     Wave w{};
     w.units = one_each ? units.count() : units.wave(per_unit * block_bytes, unit_tasks(), threads);
-    w.blocks = (one_each ? held : w.units) * per_unit;
+    w.blocks = one_each ? held : w.units * per_unit;
     w.workers = worker_count(executor, w.units * max_of(per_unit, unit_tasks()));
     return w;
   }
@@ -93,7 +118,7 @@ struct BackwardPlan {
     m.sums_bytes = carve_sums(nullptr).bytes;
     m.blocks = c.take<char>(wave.blocks * block_bytes);
     m.scratch = c.take<char>(wave.workers * m.scratch_bytes);
-    const index_t most_shared = few ? wave.units : min_of<index_t>(wave.units, wave.workers - 1);
+    const index_t most_shared = min_of(wave.units, max_of<index_t>(large, wave.workers - 1));
     m.sums = c.take<char>(split ? most_shared * key_blocks * m.sums_bytes : 0);
     m.states = c.take<State>(wave.units * unit_blocks());
     m.bytes = c.used();
@@ -190,11 +215,14 @@ struct BackwardPlan {
 
   const Problem& p;
   const Executor& executor;
-  const Units units;
+  Units units;
   const Addend<Target> addend;
-  const Tiles whole;     // Before parts.
-  const bool few, rest;  // Whether all units, or those that are left over, are shared, where they have several chunks.
-  const index_t parts;   // Blocks that a query block is cut into, as many as its products make sums.
+  const Tiles whole;  // Before parts.
+  // Where units have several chunks, the last so many are shared, as threads that had them alone would be the last to
+  // end; or those that are left when each thread has had as many.
+  const index_t large;
+  const bool rest;
+  const index_t parts;  // Blocks that a query block is cut into, as many as its products make sums.
   const Tiles tiles;
   const index_t pitch;  // Of scores and dp.
   const index_t depth, v_depth, stride, v_stride;

@@ -1,6 +1,7 @@
 // Units of work: one (batch element, key/value head) each, taken in waves so that packed operands stay bounded.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -35,6 +36,20 @@ class Units {
   // Of the actual sequences; max_seqlen may be far above.
   FA_INLINE index_t longest_q() const { return longest_q_; }
   FA_INLINE index_t longest_k() const { return longest_k_; }
+
+  // Puts the units of those sequences last that have so much of the work that share(units), for as many units of
+  // theirs as all would be, and their length in keys, is true; returns how many units these are.
+  template <class Share>
+  index_t put_last(const Share& share) {
+    const auto scores = [&](index_t b) { return double(p_.sequence(b).q_len) * double(p_.sequence(b).k_len); };
+    double all = 0;
+    for (index_t n = 0; n < count_; ++n) all += scores(sequences_[n]);
+    const auto rest = std::stable_partition(sequences_, sequences_ + count_, [&](index_t b) {
+      const double own = scores(b);
+      return own == 0 || !share(all / own * double(p_.Hk), p_.sequence(b).k_len);
+    });
+    return (sequences_ + count_ - rest) * p_.Hk;
+  }
 
   // What malloc has to map anew for each call, from 32 MB on, costs a page fault per 4 KB.
   static FA_INLINE bool quick_to_allocate(index_t bytes) { return bytes <= kQuickBytes; }

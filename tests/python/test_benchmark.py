@@ -73,6 +73,7 @@ def test_every_cpu_suite_fills_the_documented_json(tmp_path, documented):
         "few fp32 D36 Sq1",
         "uneven bf16",
         "small fp32",
+        "calls fp32",
         "threads bf16 H1 forward",
         "avx2 fp32 D64 full forward",
         "train fp32",
@@ -81,7 +82,7 @@ def test_every_cpu_suite_fills_the_documented_json(tmp_path, documented):
     stored = json.loads(path.read_text())
     left_out = {line.split()[0] for line in printed.splitlines() if " left out: " in line}
     suites = stored["setting"]["suites"].split()
-    assert len(suites) == 11
+    assert len(suites) == 12
     assert {row["suite"] for row in stored["rows"]} == set(suites) - left_out
     always = {name for name, (_, present) in documented.items() if present == "always"}
     for row in stored["rows"]:
@@ -308,7 +309,7 @@ def test_required_rows_are_all_there(modules):
     assert {row.required for row in rows["dims"]} == {0.85, 0.75}
     assert {row.required for row in rows["features"]} == {1.15, 1.25, 1.35}
     assert {row.required for row in rows["decode"]} == {0.7, 2.5, None}
-    assert {row.required for suite in ("few", "uneven") for row in rows[suite]} == {None}
+    assert {row.required for suite in ("few", "uneven", "calls") for row in rows[suite]} == {None}
     assert {row.required for row in rows["threads"]} == {1.85, 1.7}
     assert {row.required for suite in ("small", "train") for row in rows[suite]} == {1.0}
     swept = attention.parse_arguments(["--sweep"])

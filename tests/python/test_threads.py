@@ -34,6 +34,8 @@ SAMPLES = {
     # Units that are left when each thread has had one are shared; with other numbers of threads none is left.
     "one unit left over": Case(lengths=((1100, 1100),), H=6, Hk=3, D=64, causal=True),
     "lengths apart, varlen": Case(lengths=((700, 700), (3, 3), (90, 90)), varlen=True, H=4, Hk=1, D=32, causal=True),
+    # The long one is for whoever has time, the short ones are not.
+    "one long, varlen": Case(lengths=((300, 300), *((9, 20),) * 9), varlen=True, H=4, Hk=1, D=64, causal=True),
     "few keys, dropout": Case(lengths=((1300, 300),), H=2, Hk=1, D=48, causal=True, dropout_p=0.1),
     "one row": Case(lengths=((1, 2000),), H=1, Hk=1, D=64),
 }

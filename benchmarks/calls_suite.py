@@ -1,0 +1,92 @@
+"""What a call costs beside its arithmetic: one query of one head over a few keys, through Python."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from problems import DTYPES, SEED
+from reference import deviation
+from rows import Calls, Row
+
+import flash_attn
+from flash_attn.layers.rotary import apply_rotary_emb
+
+D = 16
+KEYS = 8
+KINDS = ("forward", "with-graph", "forward+backward", "varlen", "cache", "append", "rotary")
+
+
+def attention_pair(kind, q, k, v):
+    """Our call of q (1, 1, 1, D) over k and v (1, KEYS, 1, D), and torch's."""
+    of_torch = [x.detach().transpose(1, 2).contiguous() for x in (q, k, v)]
+    if kind == "varlen":
+        ends = [torch.tensor([0, length], dtype=torch.int32) for length in (1, KEYS)]
+        rows = [x[0] for x in (q, k, v)]
+        return partial(flash_attn.flash_attn_varlen_func, *rows, *ends, 1, KEYS), partial(in_torch, *of_torch)
+    if kind == "forward":
+        return partial(flash_attn.flash_attn_func, q, k, v), partial(in_torch, *of_torch)
+    ours, theirs = ([x.detach().requires_grad_() for x in tensors] for tensors in ((q, k, v), of_torch))
+    if kind == "with-graph":
+        return partial(flash_attn.flash_attn_func, *ours), partial(in_torch, *theirs)
+    return tuple(
+        lambda f=f, x=x: torch.autograd.grad(f(*x), x, torch.ones_like(x[0]))
+        for f, x in ((flash_attn.flash_attn_func, ours), (in_torch, theirs))
+    )
+
+
+def in_torch(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def cache_pair(kind, q, k, v):
+    """The same from a cache with room for more, to which the last key is appended first if kind says so."""
+    k_cache, v_cache = (x.repeat(1, 2, 1, 1) for x in (k, v))
+    mine, other = (k_cache, v_cache), [x.transpose(1, 2).contiguous() for x in (k_cache, v_cache)]
+    new = (k[:, -1:], v[:, -1:]) if kind == "append" else (None, None)
+    lengths = torch.full((1,), KEYS - (kind == "append"), dtype=torch.int32)
+    q_of_torch = q.transpose(1, 2)
+
+    def theirs():
+        if kind == "append":
+            for cache, x in zip(other, new):
+                cache[:, :, KEYS - 1 : KEYS] = x
+        return in_torch(q_of_torch, *(x[:, :, :KEYS] for x in other))
+
+    return lambda: flash_attn.flash_attn_with_kvcache(q, *mine, *new, cache_seqlens=lengths), theirs
+
+
+def rotary_pair(x):
+    cos, sin = x[0, :, 0, : D // 2], x[0, :, 0, D // 2 :]
+
+    def theirs():
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+    return lambda: apply_rotary_emb(x, cos, sin), theirs
+
+
+def calls_of(dtype, kind):
+    generator = torch.Generator().manual_seed(SEED)
+    q, k, v = (torch.randn(1, S, 1, D, generator=generator).to(DTYPES[dtype]) for S in (1, KEYS, KEYS))
+    if kind == "rotary":
+        ours, theirs = rotary_pair(q)
+    else:
+        ours, theirs = (cache_pair if kind in ("cache", "append") else attention_pair)(kind, q, k, v)
+
+    def check():
+        results = [x if isinstance(x, tuple) else (x,) for x in (ours(), theirs())]
+        return deviation(*([x.detach().flatten() for x in result] for result in results))
+
+    return Calls(ours, theirs, check=check)
+
+
+def calls_rows(options):
+    """For the record, without a bound."""
+    setting = {"B": 1, "Sq": 1, "S": KEYS, "H": 1, "D": D}
+    return [
+        Row("calls", f"calls {dtype} {kind}", dtype, partial(calls_of, dtype, kind), setting=setting)
+        for dtype in options.dtypes
+        for kind in KINDS
+    ]
