@@ -18,16 +18,22 @@ class CacheRows {
   CacheRows(const CacheProblem& c, RotateRow<T> rotate, char* rotated_q)
       : c_(c), p_(c.forward.problem), rotate_(rotate), rotated_{rotated_q, p_.Sq * p_.H * p_.D, p_.H * p_.D, p_.D} {}
 
-  // Tasks for some key heads each, and for some rows of q.
+  // Tasks for some key heads each, and for some rows of q; one for little work, which takes less time than threads do
+  // to begin.
   void prepare(const Executor& executor) const {
     const index_t new_rows = p_.B * p_.storage.appended, q_rows = c_.rotary.given ? p_.B * p_.Sq : 0;
-    const index_t worth = new_rows * p_.Hk * (p_.D + p_.Dv) / kRotatedPerTask;
+    const index_t elements = new_rows * p_.Hk * (p_.D + p_.Dv), of_q = q_rows * p_.H * p_.D;
+    if (elements + of_q <= kRotatedPerTask) {
+      append({0, p_.Hk});
+      return rotate_queries({0, q_rows});
+    }
+    const index_t worth = elements / kRotatedPerTask;
     const index_t appending = min_of(p_.Hk, max_of<index_t>(1, min_of<index_t>(worth, executor.num_threads)));
     const index_t block = max_of<index_t>(1, kRotatedPerTask / (p_.H * p_.D));
     parallel_for(executor, appending + ceil_div(q_rows, block), [&](index_t task, int) {
       if (task < appending) return append({task * p_.Hk / appending, (task + 1) * p_.Hk / appending});
       const index_t first = (task - appending) * block;
-      for (index_t row = first; row < min_of(q_rows, first + block); ++row) rotate_query(row / p_.Sq, row % p_.Sq);
+      rotate_queries({first, min_of(q_rows, first + block)});
     });
   }
   Operand queries() const { return c_.rotary.given ? rotated_ : p_.q; }
@@ -53,6 +59,9 @@ class CacheRows {
     for (index_t h = heads.begin; h < heads.end; ++h)
       std::memcpy(row_of<T>(to, slot.batch, slot.row, h), row_of<T>(from, b, i, h),
                   static_cast<std::size_t>(features) * sizeof(T));
+  }
+  void rotate_queries(Range rows) const {
+    for (index_t row = rows.begin; row < rows.end; ++row) rotate_query(row / p_.Sq, row % p_.Sq);
   }
   void rotate_query(index_t b, index_t i) const {
     const index_t position = p_.storage.used[b] + (c_.position_per_row ? i : 0);
