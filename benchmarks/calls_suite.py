@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from problems import DTYPES, SEED
 from reference import deviation
 from rows import Calls, Row
+from uneven_suite import random_tensors, rotate_in_torch
 
 import flash_attn
 from flash_attn.layers.rotary import apply_rotary_emb
@@ -24,20 +24,18 @@ def attention_pair(kind, q, k, v):
     if kind == "varlen":
         ends = [torch.tensor([0, length], dtype=torch.int32) for length in (1, KEYS)]
         rows = [x[0] for x in (q, k, v)]
-        return partial(flash_attn.flash_attn_varlen_func, *rows, *ends, 1, KEYS), partial(in_torch, *of_torch)
+        return partial(flash_attn.flash_attn_varlen_func, *rows, *ends, 1, KEYS), partial(
+            F.scaled_dot_product_attention, *of_torch
+        )
     if kind == "forward":
-        return partial(flash_attn.flash_attn_func, q, k, v), partial(in_torch, *of_torch)
+        return partial(flash_attn.flash_attn_func, q, k, v), partial(F.scaled_dot_product_attention, *of_torch)
     ours, theirs = ([x.detach().requires_grad_() for x in tensors] for tensors in ((q, k, v), of_torch))
     if kind == "with-graph":
-        return partial(flash_attn.flash_attn_func, *ours), partial(in_torch, *theirs)
+        return partial(flash_attn.flash_attn_func, *ours), partial(F.scaled_dot_product_attention, *theirs)
     return tuple(
         lambda f=f, x=x: torch.autograd.grad(f(*x), x, torch.ones_like(x[0]))
-        for f, x in ((flash_attn.flash_attn_func, ours), (in_torch, theirs))
+        for f, x in ((flash_attn.flash_attn_func, ours), (F.scaled_dot_product_attention, theirs))
     )
-
-
-def in_torch(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v)
 
 
 def cache_pair(kind, q, k, v):
@@ -52,26 +50,16 @@ def cache_pair(kind, q, k, v):
         if kind == "append":
             for cache, x in zip(other, new):
                 cache[:, :, KEYS - 1 : KEYS] = x
-        return in_torch(q_of_torch, *(x[:, :, :KEYS] for x in other))
+        return F.scaled_dot_product_attention(q_of_torch, *(x[:, :, :KEYS] for x in other))
 
     return lambda: flash_attn.flash_attn_with_kvcache(q, *mine, *new, cache_seqlens=lengths), theirs
 
 
-def rotary_pair(x):
-    cos, sin = x[0, :, 0, : D // 2], x[0, :, 0, D // 2 :]
-
-    def theirs():
-        a, b = x.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
-
-    return lambda: apply_rotary_emb(x, cos, sin), theirs
-
-
 def calls_of(dtype, kind):
-    generator = torch.Generator().manual_seed(SEED)
-    q, k, v = (torch.randn(1, S, 1, D, generator=generator).to(DTYPES[dtype]) for S in (1, KEYS, KEYS))
+    q, k, v = random_tensors(dtype, *((1, S, 1, D) for S in (1, KEYS, KEYS)))
     if kind == "rotary":
-        ours, theirs = rotary_pair(q)
+        tables = k[0, :, 0].chunk(2, -1)
+        ours, theirs = partial(apply_rotary_emb, q, *tables), partial(rotate_in_torch, q, *(x[:1] for x in tables))
     else:
         ours, theirs = (cache_pair if kind in ("cache", "append") else attention_pair)(kind, q, k, v)
 

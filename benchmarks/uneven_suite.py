@@ -116,17 +116,19 @@ def cache_calls(dtype, capacity, keys, Sq, arguments):
     )
 
 
+def rotate_in_torch(x, c, s, interleaved=False):
+    """Rotary embedding of x (..., D) by c and s, which have D / 2 features."""
+    if not interleaved:
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * c - b * s, a * s + b * c], -1)
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a * c - b * s, a * s + b * c], -1).flatten(-2)
+
+
 def rotary_calls(dtype, S, interleaved):
     """Rotary embedding of (1, S, 8, D), next to the same in torch's operations."""
     x, cos, sin = random_tensors(dtype, (1, S, 8, D), *[(S, D // 2)] * 2)
-    c, s = cos[None, :, None], sin[None, :, None]
-
-    def in_torch():
-        if not interleaved:
-            a, b = x.chunk(2, -1)
-            return torch.cat([a * c - b * s, a * s + b * c], -1)
-        a, b = x[..., ::2], x[..., 1::2]
-        return torch.stack([a * c - b * s, a * s + b * c], -1).flatten(-2)
+    in_torch = partial(rotate_in_torch, x, cos[None, :, None], sin[None, :, None], interleaved)
 
     def call():
         return apply_rotary_emb(x, cos, sin, interleaved)

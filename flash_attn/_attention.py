@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn import _native, _raw  # loads the binding, which registers torch.ops.flash_attn  # noqa: F401
-from flash_attn._operators import Operator, is_compiling
+from flash_attn._operators import Operator
 
 _attention = Operator("attention", ("q", "k", "v"))
 _attention_kvpacked = Operator("attention_kvpacked", ("q", "kv"))
@@ -73,8 +73,7 @@ def _attend(operator, tensors, lengths, options, more):
     """
     dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs = options
     left, right = window_bounds(window_size)
-    call = operator.general if is_compiling() else operator.plain
-    results = call(
+    results = operator.call(
         *tensors,
         *lengths,
         dropout_p,

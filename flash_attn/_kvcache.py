@@ -7,11 +7,10 @@ from typing import Optional, Union
 import torch
 
 from flash_attn._attention import scale_or_default, window_bounds
-from flash_attn._operators import Operator, is_compiling
+from flash_attn._operators import Operator
 from flash_attn._tensor_kinds import check_kinds
 
-_TENSORS = ("q", "k_cache", "v_cache")
-_attention_with_kvcache = Operator("attention_with_kvcache", _TENSORS)
+_attention_with_kvcache = Operator("attention_with_kvcache")
 
 
 def lengths(cache_seqlens, q):
@@ -75,11 +74,10 @@ def flash_attn_with_kvcache(
     Returns out or, with return_softmax_lse, (out, softmax_lse (B,H,Sq)).
     Raises AssertionError for a cache whose last stride is not 1, RuntimeError for other malformed input.
     """
-    check_kinds(_TENSORS, (q, k_cache, v_cache))
+    check_kinds(("q", "k_cache", "v_cache"), (q, k_cache, v_cache))
     check_caches(k_cache, v_cache)
     left, right = window_bounds(window_size)
-    call = _attention_with_kvcache.general if is_compiling() else _attention_with_kvcache.plain
-    out, softmax_lse = call(
+    out, softmax_lse = _attention_with_kvcache.call(
         q,
         k_cache,
         v_cache,

@@ -8,15 +8,16 @@ from flash_attn import _native
 from flash_attn._tensor_kinds import check_kinds
 
 # torch 2.0 compiles, but has no way to ask.
-is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: hasattr(torch, "compile"))
+_TELLS = hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling")
+_MAY_COMPILE = hasattr(torch, "compile") and not _TELLS
+is_compiling = torch.compiler.is_compiling if _TELLS else lambda: False
 
 
 class Operator:
     """An operator and the names of its first tensors whose kinds are checked. Arguments are positional.
 
-    general: any call, a compiler's too.
-    plain: the same in a third of the time where all arguments are plain (no subclasses, no function modes), else it
-        calls `general`. Compilers do not see through it.
+    `call` is what to call, now: a function that takes less time where all arguments are plain (no subclasses, no
+    function modes) and else calls `general`, which a compiler, who does not see through the other, gets at once.
     """
 
     def __init__(self, name, tensors=()):
@@ -27,4 +28,8 @@ class Operator:
             return overload(*args)
 
         self.general = general
-        self.plain = _native.load()._plain_call(f"flash_attn::{name}", general)
+        self._plain = _native.load()._plain_call(f"flash_attn::{name}", general)
+
+    @property
+    def call(self):
+        return self.general if _MAY_COMPILE or is_compiling() else self._plain

@@ -102,7 +102,7 @@ struct BackwardPlan {
   Wave plan_wave() const {
     const index_t per_unit = unit_blocks(), threads = executor.num_threads;
     const index_t own = units.count() - large;
-    const index_t held = max_of(threads, blocks_in_work(own));
+    const index_t held = max_of(threads, blocks_in_work(own));  // Each may be at a block whose rows see no keys.
     const bool one_each =
         units.count() >= threads && !(split && own == 0) && Units::quick_to_allocate(held * block_bytes);
     Wave w{};

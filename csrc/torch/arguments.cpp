@@ -74,8 +74,8 @@ Outgoing::Outgoing(const c10::OperatorHandle& op) : op_(op), signature_(Signatur
     stack_.push_back(argument.default_value() ? *argument.default_value() : c10::IValue());
 }
 
-Outgoing::Outgoing(const c10::OperatorHandle& op, torch::jit::Stack arguments)
-    : op_(op), signature_(Signature::of(op)), stack_(std::move(arguments)) {}
+Outgoing::Outgoing(const c10::OperatorHandle& op, const c10::IValue& kept)
+    : op_(op), signature_(Signature::of(op)), stack_(kept.toTuple()->elements().vec()) {}
 
 void Outgoing::set(Name name, const at::Tensor& tensor) {
   if (tensor.defined()) (*this)[name] = tensor;
@@ -88,12 +88,12 @@ void Outgoing::set_all(const Arguments& arguments) {
   }
 }
 
-torch::jit::Stack Outgoing::without_tensors() const {
+c10::IValue Outgoing::without_tensors() const {
   torch::jit::Stack kept = stack_;
   for (auto& value : kept) {
     if (value.isTensor()) value = c10::IValue();
   }
-  return kept;
+  return c10::ivalue::Tuple::create(std::move(kept));
 }
 
 torch::jit::Stack Outgoing::call() && {

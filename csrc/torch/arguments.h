@@ -94,7 +94,6 @@ class Signature {
   /// Worked out once per thread and operator.
   static const Signature& of(const c10::OperatorHandle& op);
 
-  const c10::FunctionSchema& schema() const { return *schema_; }
   /// Negative if it has no such argument.
   int position(Name name) const { return positions_[name.index()]; }
   /// In the schema's order.
@@ -131,20 +130,20 @@ class Arguments {
 class Outgoing {
  public:
   explicit Outgoing(const c10::OperatorHandle& op);
-  /// Of arguments in the schema's order.
-  Outgoing(const c10::OperatorHandle& op, torch::jit::Stack arguments);
+  /// With what `without_tensors` kept of a call with the same argument list.
+  Outgoing(const c10::OperatorHandle& op, const c10::IValue& kept);
 
   c10::IValue& operator[](Name name) { return stack_.at(static_cast<std::size_t>(signature_.position(name))); }
   void set(Name name, const at::Tensor& tensor);
   /// Sets what this operator takes too and is not None there.
   void set_all(const Arguments& arguments);
-  /// What is set and no tensor, in the schema's order; None in the places of the others.
-  torch::jit::Stack without_tensors() const;
+  /// All that is set and no tensor, for a formula to keep; tensors are for autograd to save.
+  c10::IValue without_tensors() const;
   /// Results, through the dispatcher.
   torch::jit::Stack call() &&;
 
  private:
-  const c10::OperatorHandle& op_;
+  c10::OperatorHandle op_;
   const Signature& signature_;
   torch::jit::Stack stack_;
 };

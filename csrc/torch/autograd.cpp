@@ -67,7 +67,7 @@ void save(AutogradContext* ctx, at::TensorList inputs, const Made& made, const A
     const auto tensor = arguments.tensor(extra.name);
     backward[extra.wanted] = tensor.defined() ? c10::IValue(tensor.requires_grad()) : c10::IValue();
   }
-  ctx->saved_data[kArguments] = c10::ivalue::Tuple::create(backward.without_tensors());
+  ctx->saved_data[kArguments] = backward.without_tensors();
   for (const Name name : {Name("block_table"), Name("leftpad_k"), Name("seqused_k")}) {
     if (arguments.tensor(name).defined()) ctx->saved_data[kForwardOnly] = std::string(name.text());
   }
@@ -75,7 +75,7 @@ void save(AutogradContext* ctx, at::TensorList inputs, const Made& made, const A
 
 /// attention_backward of what was saved; sets in `computed` which of the inputs get a gradient.
 Outgoing restore(const AutogradContext& ctx, const variable_list& saved, std::vector<bool>& computed) {
-  Outgoing backward(backward_operator(), ctx.saved_data.at(kArguments).toTuple()->elements().vec());
+  Outgoing backward(backward_operator(), ctx.saved_data.at(kArguments));
   const auto inputs =
       at::TensorList(saved).slice(0, saved.size() - std::size(kSavedResults) - std::size(kSavedArguments));
   auto next = saved.begin() + static_cast<std::ptrdiff_t>(inputs.size());

@@ -86,7 +86,7 @@ class RotateFunction : public torch::autograd::Function<RotateFunction<in_place>
     ctx->save_for_backward(std::move(saved));
     Outgoing rotate(op);
     rotate.set_all(arguments);
-    ctx->saved_data[kArguments] = c10::ivalue::Tuple::create(rotate.without_tensors());
+    ctx->saved_data[kArguments] = rotate.without_tensors();
     rotate.set("x", x);
     const auto results = std::move(rotate).call();
     if (!in_place) return results.at(0).toTensor();
@@ -97,7 +97,7 @@ class RotateFunction : public torch::autograd::Function<RotateFunction<in_place>
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     static const auto op = find_operator("flash_attn::rotate");
     const auto saved = ctx->get_saved_variables();
-    Outgoing rotate(op, ctx->saved_data[kArguments].toTuple()->elements().vec());
+    Outgoing rotate(op, ctx->saved_data[kArguments]);
     for (std::size_t n = 0; n < saved.size(); ++n) rotate.set(kSaved[n], saved[n]);
     rotate.set("x", gradients[0]);
     rotate["conjugate"] = !rotate["conjugate"].toBool();

@@ -152,7 +152,7 @@ def test_every_argument_reaches_the_operator(monkeypatch, name):
     operator = OPERATOR_OF[name.replace("Varlen", "")]
     schema = getattr(torch.ops.flash_attn, operator).default._schema
     received = []
-    receive = types.SimpleNamespace(plain=lambda *args: received.append(args) or ("out", "lse", "s_dmask"))
+    receive = types.SimpleNamespace(call=lambda *args: received.append(args) or ("out", "lse", "s_dmask"))
     monkeypatch.setattr(_attention, f"_{operator}", receive)
     score = {
         name: name for name in ("dropout_p", "softmax_scale", "causal", "softcap", "alibi_slopes", "deterministic")

@@ -1,5 +1,7 @@
 """The two ways to an operator: at once where all arguments are plain, and through torch.ops. They mean the same."""
 
+import sys
+
 import pytest
 import torch
 
@@ -138,8 +140,6 @@ def test_errors_are_those_of_torch(counted):
 
 
 def test_references_are_given_back():
-    import sys
-
     q, k, v = qkv()
     calls = 2000
     before = [sys.getrefcount(x) for x in (q, k, v, None)]

@@ -52,15 +52,15 @@ def apply_rotary(
     _check(x, cos, sin, offset, offsets, cu_seqlens, max_seqlen)
     arguments = (cos, sin, offset, offsets, cu_seqlens, bool(interleaved), bool(conjugate), max_seqlen)
     if not inplace:
-        return (_out_of_place.general if is_compiling() else _out_of_place.plain)(x, *arguments)
+        return _out_of_place.call(x, *arguments)
     if is_compiling():
         # Inductor 2.13 drops one of two custom operators that write to views of one tensor; its own copies are safe.
         # An exported graph would lose what is written through .data.
-        (x if _is_exporting() else x.data).copy_(_out_of_place.general(x, *arguments))
+        (x if _is_exporting() else x.data).copy_(_out_of_place.call(x, *arguments))
     else:
         # A view is written to behind autograd's back: otherwise the other views that split or unbind gave could not be
         # used any more, each complaining that its base was modified.
-        _in_place.plain(x.data if x._is_view() else x, *arguments)
+        _in_place.call(x.data if x._is_view() else x, *arguments)
     return x
 
 
