@@ -261,14 +261,11 @@ struct DirectProducts {
 };
 
 // Instructions to idle for each line, where products have the pace of memory; shorter vectors take long enough. Into
-// L2: measured on a Zen 4. Into L1: measured on a Zen 5, with multiplicands that are as they are in memory; converting
-// them takes long enough.
+// L2: measured on a Zen 4. Into L1: measured on a Zen 5, where products of pairs and of what is converted take long enough.
 template <class Target>
 inline constexpr int kIdleIntoL2 = Target::Simd::W < 16 ? 0 : 8;
 template <class Target, class T>
-inline constexpr int kIdleIntoL1 = Target::Simd::W < 16 || !std::is_same_v<typename Target::Elem, T> ? 0
-                                   : std::is_same_v<T, float>                                        ? 18
-                                                                                                     : 12;
+inline constexpr int kIdleIntoL1 = Target::Simd::W == 16 && std::is_same_v<T, float> ? 18 : 0;
 
 template <class Target, class T>
 DirectProducts<Target> direct_products_of(Asking asking) {

@@ -24,6 +24,7 @@ class ForwardAhead {
 
   NextRows of(const Block& block, index_t unit) const {
     NextRows next{};
+    next.into_l2 = into_l2_;
     const Sequence& sequence = block.sequence;
     add(next, block, plan_.f.out, block.b, sequence.q_begin + block.first, block.h, p_.Dv, block.rows);
     const index_t hk = block.h / p_.group(), last_h = (hk + 1) * p_.group() - 1;
@@ -92,6 +93,7 @@ class ForwardAhead {
 
   const ForwardPlan<Target>& plan_;
   const Problem& p_;
+  const bool into_l2_ = prefetches_into_l2();
 };
 
 }  // namespace flash_attn::cpu

@@ -136,11 +136,12 @@ struct RowsAhead {
   }
 };
 
-// Such rows of several operands.
+// Such rows of several operands, asked for into L2 or into L1, from where what is not read soon moves on to L2.
 struct NextRows {
   RowsAhead rows[4];
   int count;
   index_t share;  // The greatest of theirs.
+  bool into_l2;
 
   FA_INLINE void add(const RowsAhead& more) {
     rows[count++] = more;
@@ -148,21 +149,26 @@ struct NextRows {
   }
 };
 
-// What a strip asks for, a row of each operand at a time, into L2: between the panels of its products. A prefetch waits
-// for the translation of its address, which the products hide, and holds a miss buffer, of which they need some.
+// What a strip asks for, a row of each operand at a time: between the panels of its products. A prefetch waits for the
+// translation of its address, which the products hide, and holds a miss buffer, of which they need some.
 class StripAsks {
  public:
   FA_INLINE StripAsks(const NextRows& next, index_t strip) : next_(next), strip_(strip) {}
 
-  template <class Into = IntoL2>
+  FA_INLINE void ask() {
+    if (next_.into_l2)
+      ask<IntoL2>();
+    else
+      ask<IntoL1>();
+  }
+  template <class Into>
   FA_INLINE void ask() {
     if (asked_ == next_.share) return;
     for (int n = 0; n < next_.count; ++n) next_.rows[n].template ask<Into>(strip_, asked_);
     ++asked_;
   }
-  template <class Into = IntoL2>
   FA_INLINE void ask_rest() {
-    while (asked_ < next_.share) ask<Into>();
+    while (asked_ < next_.share) ask();
   }
 
  private:
