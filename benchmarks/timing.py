@@ -12,6 +12,13 @@ LEAST_ROUNDS = 5
 LONG_ROUND = 5.0  # seconds; rounds that take longer are run twice only
 
 
+def keep_freed_memory():
+    """Raise glibc's thresholds to their most, as any program does that has freed 32 MB once (mallopt(3), "Dynamic
+    adjustment"): below, memory of freed results goes back to the system and is faulted in again by the next call, in
+    some processes and not in others."""
+    torch.empty(31 << 20, dtype=torch.uint8)
+
+
 def sample(call):
     """Seconds per call, over enough calls to be measurable."""
     count, elapsed, begin = 0, 0.0, time.perf_counter()
@@ -43,6 +50,7 @@ def sampler(device, calls):
 
 def in_turn(calls, seconds, device="cpu"):
     """Samples of each call, a list per call: rounds for about `seconds`, at least five, or two if they are long."""
+    keep_freed_memory()
     for call in calls:
         call()
     timed = sampler(device, calls)

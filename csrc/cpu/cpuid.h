@@ -18,10 +18,10 @@ Features detect_features();
 /// line, which is less than to wait for it later, unless it is in the caches already. A Xeon gained nothing.
 bool asks_between_products();
 
-/// Whether what decoding is to read soon is better asked for into L2 than into L1. A prefetch into L1 holds one of its
-/// few miss buffers (24 in Zen 4) for as long as memory takes, and so do the loads beside it: decoding read 8.8 GB/s on
-/// a core of a Zen 4 by such prefetches and 17 by those into L2, and a Xeon with 2 MB of L2 is 8 to 17 % faster by the
-/// latter. A Zen 5 loses by those (docs/cpu-kernels.md).
+/// Whether what is read a while later is better asked for into L2 than into L1. A prefetch into L1 holds one of its few
+/// miss buffers (24 in Zen 4) for as long as memory takes, and so do the loads beside it: decoding read 8.8 GB/s on a
+/// core of a Zen 4 by such prefetches and 17 by those into L2, and a Xeon with 2 MB of L2 is 8 to 17 % faster by the
+/// latter. A Zen 5 loses by those, in decoding, in windows and for rows of a bias (docs/cpu-kernels.md).
 bool prefetches_into_l2();
 
 /// Whether decoding that asks into L2 and converts what it reads is to idle between the lines that it asks for, as it

@@ -261,7 +261,8 @@ struct DirectProducts {
 };
 
 // Instructions to idle for each line, where products have the pace of memory; shorter vectors take long enough. Into
-// L2: measured on a Zen 4. Into L1: measured on a Zen 5, where products of pairs and of what is converted take long enough.
+// L2: measured on a Zen 4. Into L1: measured on a Zen 5, where products of pairs and of what is converted take long
+// enough.
 template <class Target>
 inline constexpr int kIdleIntoL2 = Target::Simd::W < 16 ? 0 : 8;
 template <class Target, class T>

@@ -25,12 +25,11 @@ struct IntoL1 {
   static FA_INLINE void begin_row(const void* const*) {}
 };
 // From memory, not from a cache, a prefetch into L1 holds a miss buffer for long, and the loads behind it up. A line of
-// each KB is asked for kFarRows earlier, into L2: it has the address translated, and the processor's own prefetchers
-// begin.
+// each KB is asked for kFarRows earlier: it has the address translated, and the processor's own prefetchers begin.
 struct IntoL1FromMemory : IntoL1 {
   static constexpr bool kAfterProducts = true, kAsksFar = true, kThroughMemory = true;
   static FA_INLINE void ask_far(const void* line) {
-    if (reinterpret_cast<std::uintptr_t>(line) % 1024 < kCacheLine) FA_PREFETCH_L2(line);
+    if (reinterpret_cast<std::uintptr_t>(line) % 1024 < kCacheLine) FA_PREFETCH(line);
   }
 };
 // A prefetch into L2 waits for the translation of its address, which one line of each row, kFarRows earlier, takes care
@@ -69,8 +68,9 @@ FA_INLINE index_t rows_in_l1(index_t row_bytes) {
   return max_of(kLeast, min_of(kPrefetchRows, kRoom / max_of<index_t>(row_bytes, 1)));
 }
 
+template <class Into = IntoL1>
 FA_INLINE void prefetch_row(const void* row, index_t bytes) {
-  for (index_t byte = 0; byte < bytes; byte += kCacheLine) FA_PREFETCH(static_cast<const char*>(row) + byte);
+  for (index_t byte = 0; byte < bytes; byte += kCacheLine) Into::ask(static_cast<const char*>(row) + byte);
 }
 
 // For loops over rows, `left` of them from this one on, of which `ahead` are in L1. What lies further ahead is asked

@@ -5,6 +5,7 @@
 
 #include "core/problem.h"
 #include "core/softmax.h"
+#include "cpu/cpuid.h"
 #include "cpu/pack.h"
 #include "cpu/units.h"
 #include "cpu/workspace.h"
@@ -77,8 +78,8 @@ class Addend {
       load_(source, n, out);
       // Rows lie too far apart for the processor to foresee the next one.
       const index_t further = (ahead.queries * bias.row_stride + ahead.keys) * element_;
-      for (index_t byte = 0; further != 0 && byte < n * element_; byte += kCacheLine)
-        FA_PREFETCH_L2(source + further + byte);
+      if (further != 0 && into_l2_) prefetch_row<IntoL2>(source + further, n * element_);
+      if (further != 0 && !into_l2_) prefetch_row(source + further, n * element_);
     } else {
       fill(out, 0, round_up(n, W), Real(0));
     }
@@ -153,6 +154,7 @@ class Addend {
   const Problem& p_;
   const Load load_;
   const index_t element_;
+  const bool into_l2_ = prefetches_into_l2();  // Where rows go that are asked for.
 };
 
 // The sink's logit of a head in log2 units.
