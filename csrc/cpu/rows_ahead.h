@@ -132,7 +132,12 @@ struct RowsAhead {
   FA_INLINE void ask(index_t strip, index_t of_share) const {
     const index_t n = strip * share + of_share;
     if (of_share >= share || n >= count) return;
-    for (index_t byte = 0; byte < bytes; byte += kCacheLine) Into::ask(first + n * row_bytes + byte);
+    const char* line = first + n * row_bytes;
+    index_t left = bytes;
+    do {
+      Into::ask(line);
+      line += kCacheLine, left -= kCacheLine;
+    } while (left > 0);
   }
 };
 
