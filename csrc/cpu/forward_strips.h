@@ -186,7 +186,7 @@ class ForwardStrips {
   void weigh_and_multiply(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
     // Two turns of exp2 at least: the first sum may end inside of one, and loses what it has not begun.
     constexpr index_t kAhead = 2 * kStep * W;
-    StripAsks asks(block.next, r / kRows);
+    StripAsks asks(s.block->next);
     Shifts<kRows> shifts;
     const bool first_sum = fresh(r, s);
     using Pitch = ScorePitch<Target>;

@@ -121,23 +121,23 @@ class LinesAhead {
   const char* far_ = nullptr;
 };
 
-// Rows of a head for the strips of a block to ask for, too far apart for the processor's own prefetchers. Forced
-// inline, also since GCC 12 drops calls of a function that does nothing but prefetch.
+// Rows of a head for the strips of a block to ask for, in their turn, too far apart for the processor's own
+// prefetchers. Forced inline, also since GCC 12 drops calls of a function that does nothing but prefetch.
 struct RowsAhead {
-  const char* first;
-  index_t row_bytes, bytes, count;
+  const char* row;  // The next of `left`.
+  index_t row_bytes, bytes, left;
   index_t share;  // Rows for a strip.
 
   template <class Into>
-  FA_INLINE void ask(index_t strip, index_t of_share) const {
-    const index_t n = strip * share + of_share;
-    if (of_share >= share || n >= count) return;
-    const char* line = first + n * row_bytes;
-    index_t left = bytes;
+  FA_INLINE void ask() {
+    if (left == 0) return;
+    const char* line = row;
+    index_t rest = bytes;
     do {
       Into::ask(line);
-      line += kCacheLine, left -= kCacheLine;
-    } while (left > 0);
+      line += kCacheLine, rest -= kCacheLine;
+    } while (rest > 0);
+    row += row_bytes, --left;
   }
 };
 
@@ -158,7 +158,7 @@ struct NextRows {
 // translation of its address, which the products hide, and holds a miss buffer, of which they need some.
 class StripAsks {
  public:
-  FA_INLINE StripAsks(const NextRows& next, index_t strip) : next_(next), strip_(strip) {}
+  FA_INLINE explicit StripAsks(NextRows& next) : next_(next) {}
 
   FA_INLINE void ask() {
     if (next_.into_l2)
@@ -169,7 +169,8 @@ class StripAsks {
   template <class Into>
   FA_INLINE void ask() {
     if (asked_ == next_.share) return;
-    for (int n = 0; n < next_.count; ++n) next_.rows[n].template ask<Into>(strip_, asked_);
+    for (int n = 0; n < next_.count; ++n)
+      if (asked_ < next_.rows[n].share) next_.rows[n].template ask<Into>();
     ++asked_;
   }
   FA_INLINE void ask_rest() {
@@ -177,8 +178,7 @@ class StripAsks {
   }
 
  private:
-  const NextRows& next_;
-  const index_t strip_;
+  NextRows& next_;
   index_t asked_ = 0;
 };
 

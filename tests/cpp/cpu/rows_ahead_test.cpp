@@ -85,10 +85,10 @@ class ForwardAheadTest : public testing::TestWithParam<WindowCase> {
     return lines;
   }
   // What the strips of a block ask for.
-  static Lines asked(const NextRows& next, index_t rows) {
+  static Lines asked(NextRows next, index_t rows) {
     Recorded::lines.clear();
     for (index_t r = 0; r < rows; r += Target::kRows) {
-      StripAsks asks(next, r / Target::kRows);
+      StripAsks asks(next);
       for (index_t n = 0; n <= next.share; ++n) asks.ask<Recorded>();
     }
     return {Recorded::lines.begin(), Recorded::lines.end()};
