@@ -6,6 +6,7 @@ import importlib
 import json
 import platform
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -260,6 +261,35 @@ def test_runs_that_cannot_be_combined_say_so(modules, tmp_path, capsys):
 
 def test_only_is_another_name_of_suites(modules):
     assert modules("attention").parse_arguments(["--against=none", "--only", "dense"]).suites == ["dense"]
+
+
+FAULTS = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+import timing, torch
+
+def results():  # Three, as of backward; freed at once.
+    return [torch.ones(2 << 20) for _ in range(3)]
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    results()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+timing.keep_freed_memory()
+print([faults() for _ in range(8)][-1])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's malloc; others have no such thresholds")
+def test_freed_memory_is_kept(modules, monkeypatch):
+    command = [sys.executable, "-c", FAULTS, str(BENCHMARK.parent)]
+    faults = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert faults < 3 * (8 << 20) // resource.getpagesize() // 10
+    timing, asked = modules("timing"), []
+    monkeypatch.setattr(timing, "keep_freed_memory", lambda: asked.append(True))
+    timing.in_turn([int], 0.0)
+    assert asked
 
 
 def test_long_rounds_are_run_twice(modules, monkeypatch):
