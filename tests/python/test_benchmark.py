@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import mmap
 import platform
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -285,7 +285,7 @@ print([faults() for _ in range(8)][-1])
 def test_freed_memory_is_kept(modules, monkeypatch):
     command = [sys.executable, "-c", FAULTS, str(BENCHMARK.parent)]
     faults = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert faults < 3 * (8 << 20) // resource.getpagesize() // 10
+    assert faults < 3 * (8 << 20) // mmap.PAGESIZE // 10
     timing, asked = modules("timing"), []
     monkeypatch.setattr(timing, "keep_freed_memory", lambda: asked.append(True))
     timing.in_turn([int], 0.0)
