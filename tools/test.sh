@@ -45,6 +45,15 @@ test_sanitized() {
     ctest --test-dir "$dir" --output-on-failure -j "$jobs" --no-tests=error
 }
 
+# The core and its tests by clang, which inlines other functions and warns of other things than GCC.
+test_clang() {
+  llvm_is_there "clang did not compile the core" || return 0
+  # shellcheck disable=SC2046
+  CC=clang-22 CXX=clang++-22 cmake -S . -B build/clang -DFLASH_ATTN_WERROR=ON $(compiled_kernels)
+  cmake --build build/clang --parallel "$jobs"
+  ctest --test-dir build/clang --output-on-failure -j "$jobs" --no-tests=error
+}
+
 # test_python FOLDER ARGUMENT...: one thread per worker, since the workers share the processors. The folder is named for
 # pytest before 7.3, whose workers do not look for options where testpaths points.
 test_python() {
@@ -156,7 +165,10 @@ run_stage() {
   case $1 in
     lint) stage lint tools/lint.sh ;;
     build) stage build build_package ON ;;
-    cpp) stage "C++ tests" test_cpp ;;
+    cpp)
+      stage "C++ tests" test_cpp
+      stage "C++ tests, clang" test_clang
+      ;;
     sanitize)
       stage "address and undefined" test_sanitized address,undefined
       stage thread test_sanitized thread

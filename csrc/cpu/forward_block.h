@@ -114,7 +114,7 @@ struct ForwardPartial {
 // How direct products ask for K and V, whose elements have `size` bytes. What is larger than last-level caches usually
 // are comes from memory; rows that are narrow, all heads together, have no lines to spare for what is asked for
 // earlier. Products of one strip and heads that are not small are quicker than memory.
-inline Asking asking_for(const Problem& p, index_t size, bool one_strip) {
+FA_INLINE Asking asking_for(const Problem& p, index_t size, bool one_strip) {
   constexpr index_t kCaches = index_t(32) << 20, kShared = index_t(20) << 20, kWide = 2048, kLong = 128;
   index_t keys = 0;  // There; caches and max_seqlen_k may be far longer.
   for (index_t b = 0; b < p.B; ++b) keys += p.sequence(b).k_len;

@@ -184,8 +184,9 @@ class ForwardStrips {
 
   // The products of keys with the first panel of V take in exp2 of keys a bit further on.
   void weigh_and_multiply(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
-    // Two turns of exp2 at least: the first sum may end inside of one, and loses what it has not begun.
-    constexpr index_t kAhead = 2 * kStep * W;
+    // Two turns of exp2, from where columns begin: products begin inside of the first one, and a sum of theirs ends
+    // where a turn of all columns does, so both together are behind by one turn at most.
+    constexpr index_t kAhead = 2 * kStep;
     StripAsks asks(s.block->next);
     Shifts<kRows> shifts;
     const bool first_sum = fresh(r, s);
@@ -194,7 +195,7 @@ class ForwardStrips {
     const Panels<Target> v = plan_.v(block, c);
     const index_t width = v.width(0);
     asks.ask_rest();
-    weights.walk(ceil_div(c.seen.begin + kAhead - c.begin, W));
+    weights.walk(kAhead);
     plan_.each_run(block, c, c.seen, [&](Range part, index_t at) {
       const index_t begin = at + part.begin, end = at + part.end;
       multiply_panel_of<Target, true>(width / W, begin / kStep, end / kStep,

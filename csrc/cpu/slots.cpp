@@ -7,6 +7,8 @@ Slots::Slots(index_t count, int workers) : free_(static_cast<std::size_t>(worker
   for (index_t slot = count - 1; slot >= 0; --slot) free_[static_cast<std::size_t>(slot % workers)].push_back(slot);
 }
 
+Slots::~Slots() = default;
+
 index_t Slots::take(int worker) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::size_t owner = static_cast<std::size_t>(worker);

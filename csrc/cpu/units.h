@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "core/problem.h"
 #include "core/softmax.h"
@@ -44,11 +45,18 @@ class Units {
     const auto scores = [&](index_t b) { return double(p_.sequence(b).q_len) * double(p_.sequence(b).k_len); };
     double all = 0;
     for (index_t n = 0; n < count_; ++n) all += scores(sequences_[n]);
-    const auto rest = std::stable_partition(sequences_, sequences_ + count_, [&](index_t b) {
+    std::vector<index_t> large;
+    index_t* rest = sequences_;
+    for (index_t n = 0; n < count_; ++n) {
+      const index_t b = sequences_[n];
       const double own = scores(b);
-      return own == 0 || !share(all / own * double(p_.Hk), p_.sequence(b).k_len);
-    });
-    return (sequences_ + count_ - rest) * p_.Hk;
+      if (own != 0 && share(all / own * double(p_.Hk), p_.sequence(b).k_len))
+        large.push_back(b);
+      else
+        *rest++ = b;
+    }
+    std::copy(large.begin(), large.end(), rest);
+    return index_t(large.size()) * p_.Hk;
   }
 
   // What malloc has to map anew for each call, from 32 MB on, costs a page fault per 4 KB.
