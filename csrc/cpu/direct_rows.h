@@ -284,8 +284,10 @@ DirectProducts<Target> direct_products_of(Asking asking) {
       if (!std::is_same_v<typename Target::Elem, T> && !idles_while_converting())
         return that_ask(AtItsPace<IntoL2, 0>());
       return that_ask(AtItsPace<IntoL2, kIdleIntoL2<Target>>());
+    case Asking::into_l1_at_its_pace:
+      if constexpr (kIdleIntoL1<Target, T> > 0) return that_ask(AtItsPace<IntoL1FromMemory, kIdleIntoL1<Target, T>>());
+      [[fallthrough]];
     case Asking::into_l1_from_memory: return that_ask(IntoL1FromMemory());
-    case Asking::into_l1_at_its_pace: return that_ask(AtItsPace<IntoL1FromMemory, kIdleIntoL1<Target, T>>());
     default: return that_ask(IntoL1());
   }
 }

@@ -73,6 +73,12 @@ FA_INLINE void prefetch_row(const void* row, index_t bytes) {
   for (index_t byte = 0; byte < bytes; byte += kCacheLine) Into::ask(static_cast<const char*>(row) + byte);
 }
 
+// A row that is not read soon: into L2 where the processor is quick at that (prefetches_into_l2), else into L1, from
+// where it moves on to L2.
+FA_INLINE void prefetch_row_for_later(bool into_l2, const void* row, index_t bytes) {
+  into_l2 ? prefetch_row<IntoL2>(row, bytes) : prefetch_row<IntoL1>(row, bytes);
+}
+
 // For loops over rows, `left` of them from this one on, of which `ahead` are in L1. What lies further ahead is asked
 // for its address translation, which prefetches wait for, a page or half of one for each row.
 FA_INLINE void prefetch_rows_ahead(const char* row, index_t row_bytes, index_t bytes, index_t left, index_t ahead) {
@@ -141,12 +147,12 @@ struct RowsAhead {
   }
 };
 
-// Such rows of several operands, asked for into L2 or into L1, from where what is not read soon moves on to L2.
+// Such rows of several operands.
 struct NextRows {
   RowsAhead rows[4];
   int count;
   index_t share;  // The greatest of theirs.
-  bool into_l2;
+  bool into_l2;   // Or into L1, as in prefetch_row_for_later.
 
   FA_INLINE void add(const RowsAhead& more) {
     rows[count++] = more;

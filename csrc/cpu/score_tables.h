@@ -78,8 +78,7 @@ class Addend {
       load_(source, n, out);
       // Rows lie too far apart for the processor to foresee the next one.
       const index_t further = (ahead.queries * bias.row_stride + ahead.keys) * element_;
-      if (further != 0 && into_l2_) prefetch_row<IntoL2>(source + further, n * element_);
-      if (further != 0 && !into_l2_) prefetch_row(source + further, n * element_);
+      if (further != 0) prefetch_row_for_later(into_l2_, source + further, n * element_);
     } else {
       fill(out, 0, round_up(n, W), Real(0));
     }
@@ -154,7 +153,7 @@ class Addend {
   const Problem& p_;
   const Load load_;
   const index_t element_;
-  const bool into_l2_ = prefetches_into_l2();  // Where rows go that are asked for.
+  const bool into_l2_ = prefetches_into_l2();
 };
 
 // The sink's logit of a head in log2 units.

@@ -144,6 +144,7 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
           EXPECT_TRUE(holds(all, lines_of(p.v, b, units.hk(unit), key, 1))) << "key " << key;
         }
         const ForwardBlock<Target> block{b, h, 1, first, rows, p.sequence(b), &rule, nullptr, 0, nullptr, keys, 0, {}};
+        EXPECT_EQ(ahead.of(block, unit).into_l2, prefetches_into_l2());
         const Lines now = asked(ahead.of(block, unit), block.rows);
         EXPECT_TRUE(holds(now, lines_of(f.out, b, h, first, rows)));
         all.insert(now.begin(), now.end());
