@@ -17,6 +17,7 @@
 #include "cpu/backward_plan.h"
 #include "cpu/dropout_bits.h"
 #include "cpu/pack.h"
+#include "cpu/rows_ahead.h"
 #include "cpu/slots.h"
 #include "cpu/target.h"
 
@@ -354,16 +355,19 @@ class Backward {
                                        sums.dk + n * plan_.stride, plan_.stride);
   }
 
-  // The first to add finds rows that nobody has cleared.
+  // The first to add finds rows that nobody has cleared. Others find rows that left L2 where queries are many: they are
+  // asked for two strips ahead, which a Zen 5 by itself does too late.
   void add_dq(const Rows& r, const QueryBlock& q, Range keys, bool first, const Scratch& s) const {
-    const index_t padded = round_up(keys.end - keys.begin, kRows);
+    const index_t padded = round_up(keys.end - keys.begin, kRows), of_strip = kRows * plan_.stride;
     const Panels<Target> k_direct{s.k_direct, padded, plan_.stride};
     for (index_t i = 0; i < r.count; i += kRows) {
       Real* const dq = q.dq + i * plan_.stride;
+      if (!Target::kTiled && !first && i + 2 * kRows < r.count)
+        prefetch_row(dq + 2 * of_strip, of_strip * index_t(sizeof(Real)));
       const Range seen = r.rule.visible_keys(Range{r.first + i, r.first + min_of(i + kRows, r.count)});
       const index_t begin = max_of<index_t>(seen.begin - keys.begin, 0) / kDepth * kDepth;
       const index_t end = min_of(round_up(max_of<index_t>(seen.end - keys.begin, 0), kDepth), padded);
-      if (first && (Target::kTiled || begin >= end)) fill(dq, 0, kRows * plan_.stride, Real(0));
+      if (first && (Target::kTiled || begin >= end)) fill(dq, 0, of_strip, Real(0));
       if (begin >= end) continue;
       multiply_strip<Target, true, true>(score_gradients(s).rows(i, begin), k_direct, begin, end, 0, plan_.stride, dq,
                                          plan_.stride, first);
