@@ -7,9 +7,9 @@
 
 Each build computes the same call, forward or with --backward, on the same tensors, through the C interface
 (flash_attn/flash_attn.h). Two processes differ by 2 to 3 % whatever they run; here a build and a copy of it differ by
-1 % at most after some hundred rounds, and a copy among the builds shows by how much. A round times each build once; its
-ratios to the first build are of one minute, whatever neighbours do. Results that differ in a bit from the first
-build's are pointed out.
+1 % after some hundred rounds, in some processes by 5 % and more, by where memory happens to lie: a copy among the
+builds shows it. A round times each build once; its ratios to the first build are of one minute, whatever neighbours do.
+Results that differ in a bit from the first build's are pointed out.
 """
 
 from __future__ import annotations
