@@ -35,23 +35,24 @@ test_cpp() {
   fi
 }
 
-# test_sanitized SANITIZER: the core and its tests, compiled with that sanitizer.
-test_sanitized() {
-  local dir=build/sanitize-${1%%,*}
+# test_core FOLDER CMAKE-ARGUMENT...: the core and its tests, compiled into build/FOLDER.
+test_core() {
+  local dir=build/$1
   # shellcheck disable=SC2046
-  cmake -S . -B "$dir" -DFLASH_ATTN_SANITIZE="$1" -DFLASH_ATTN_WERROR=ON $(compiled_kernels)
+  cmake -S . -B "$dir" -DFLASH_ATTN_WERROR=ON $(compiled_kernels) "${@:2}"
   cmake --build "$dir" --parallel "$jobs"
-  ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
-    ctest --test-dir "$dir" --output-on-failure -j "$jobs" --no-tests=error
+  ctest --test-dir "$dir" --output-on-failure -j "$jobs" --no-tests=error
 }
 
-# The core and its tests by clang, which inlines other functions and warns of other things than GCC.
+test_sanitized() {
+  ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+    test_core "sanitize-${1%%,*}" -DFLASH_ATTN_SANITIZE="$1"
+}
+
+# By clang, which inlines other functions and warns of other things than GCC.
 test_clang() {
   llvm_is_there "clang did not compile the core" || return 0
-  # shellcheck disable=SC2046
-  CC=clang-22 CXX=clang++-22 cmake -S . -B build/clang -DFLASH_ATTN_WERROR=ON $(compiled_kernels)
-  cmake --build build/clang --parallel "$jobs"
-  ctest --test-dir build/clang --output-on-failure -j "$jobs" --no-tests=error
+  CC=clang-22 CXX=clang++-22 test_core clang
 }
 
 # test_python FOLDER ARGUMENT...: one thread per worker, since the workers share the processors. The folder is named for

@@ -187,6 +187,7 @@ class ForwardStrips {
     // Two turns of exp2, from where columns begin: products begin inside of the first one, and a sum of theirs ends
     // where a turn of all columns does, so both together are behind by one turn at most.
     constexpr index_t kAhead = 2 * kStep;
+    static_assert(kStepsPerSum<Target> % W == 0 && kPackedKeys % (kStep * W) == 0, "sums end where turns do");
     StripAsks asks(s.block->next);
     Shifts<kRows> shifts;
     const bool first_sum = fresh(r, s);

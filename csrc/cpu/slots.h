@@ -12,9 +12,7 @@ namespace flash_attn::cpu {
 class Slots {
  public:
   Slots(index_t count, int workers);
-  ~Slots();  // Compiled once: with the kernels it would be compiled for each of their instruction sets.
-  Slots(const Slots&) = delete;
-  Slots& operator=(const Slots&) = delete;
+  ~Slots();                  // Compiled once: with the kernels it would be compiled for each of their instruction sets.
   index_t take(int worker);  // Callers see to it that one is free.
   void give(index_t slot, int worker);
 

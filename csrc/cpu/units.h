@@ -45,6 +45,7 @@ class Units {
     const auto scores = [&](index_t b) { return double(p_.sequence(b).q_len) * double(p_.sequence(b).k_len); };
     double all = 0;
     for (index_t n = 0; n < count_; ++n) all += scores(sequences_[n]);
+    // By hand: libstdc++'s std::stable_partition calls a function that clang warns is deprecated.
     std::vector<index_t> large;
     index_t* rest = sequences_;
     for (index_t n = 0; n < count_; ++n) {
