@@ -7,6 +7,7 @@
 #include "cpu/cache.h"
 #include "cpu/cpuid.h"
 #include "cpu/isa.h"
+#include "cpu/lanes.h"
 #include "cpu/rotary.h"
 #include "cpu/score_tables.h"
 #include "cpu/target.h"
@@ -147,10 +148,14 @@ const Kernels& longest_forward_kernels(const Problem& p, const Kernels& kernels,
   return kernels;
 }
 
+bool is_packed(const Problem& p, const Kernels& kernels) {
+  return rows_together(p.Sq, p.group()) > kernels.in_place_rows;
+}
+
 // The tiles of the longest sequence, with the reason where its rows per key head are few.
 Tiles forward_tiles_of(const Problem& p, const Kernels& kernels, std::vector<std::string>& reasons) {
   const index_t rows = p.Sq * p.group(), together = rows_together(p.Sq, p.group());
-  const Approach approach = together > kernels.in_place_rows ? Approach::packed
+  const Approach approach = is_packed(p, kernels)            ? Approach::packed
                             : together > kernels.direct_rows ? Approach::in_place
                                                              : Approach::direct;
   Tiles tiles = forward_tiles(approach, p.D, p.Dv, kernels.elem_size, kernels.strip_rows);
@@ -180,9 +185,15 @@ class CpuBackend final : public Backend {
     e.instruction_set = kernels.instruction_set;
     e.kernel =
         std::string("cpu.") + (forward ? "forward." : "backward.") + to_string(p.dtype) + "." + kernels.instruction_set;
-    e.tile = "blocks of " + number(tiles.queries) + " queries x " + number(tiles.keys) + " keys, in strips of " +
-             number(kernels.strip_rows) + (forward ? " queries x " : " keys x ") + number(kernels.panel_columns) +
-             (forward ? " keys" : " queries") + ", " + kernels.arithmetic;
+    if (forward && is_packed(p, kernels) && takes_lanes(p, {0, p.Sq, 0, p.Sk}, kernels.lanes.depth)) {
+      e.tile = number(kernels.lanes.queries) + " queries, in the lanes, x up to " + number(kernels.lanes.keys) +
+               " keys, " + kernels.arithmetic;
+      e.reasons.push_back("rows that see few keys are faster with the queries in the lanes than in strips of rows");
+    } else {
+      e.tile = "blocks of " + number(tiles.queries) + " queries x " + number(tiles.keys) + " keys, in strips of " +
+               number(kernels.strip_rows) + (forward ? " queries x " : " keys x ") + number(kernels.panel_columns) +
+               (forward ? " keys" : " queries") + ", " + kernels.arithmetic;
+    }
     return e;
   }
   void forward(const ForwardProblem& f, const Executor& executor) const override {

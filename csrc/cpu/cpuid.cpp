@@ -1,5 +1,6 @@
 #include "cpu/cpuid.h"
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -17,6 +18,13 @@
 #endif
 
 namespace flash_attn::cpu {
+namespace {
+
+std::atomic<int> lanes_preferred{-1};  // By a test; negative: by none.
+
+}  // namespace
+
+void prefer_lanes(bool prefer) { lanes_preferred = prefer ? 1 : 0; }
 
 #if defined(FLASH_ATTN_X86)
 namespace {
@@ -107,6 +115,12 @@ Features detect_features() {
 
 bool asks_between_products() { return made_by_amd(); }
 
+bool prefers_lanes() {
+  static const bool quick = made_by_amd() && family() > 0x19;
+  const int told = lanes_preferred.load(std::memory_order_relaxed);
+  return told < 0 ? quick : told > 0;
+}
+
 bool prefetches_into_l2() {
   static const bool into_l2 = made_by_intel() ? has_avx512f() : made_by_amd() && family() <= 0x19;
   return into_l2;
@@ -116,6 +130,7 @@ bool idles_while_converting() { return made_by_amd(); }
 #else
 Features detect_features() { return {}; }
 bool asks_between_products() { return false; }
+bool prefers_lanes() { return lanes_preferred.load(std::memory_order_relaxed) > 0; }
 bool prefetches_into_l2() { return false; }
 bool idles_while_converting() { return false; }
 #endif

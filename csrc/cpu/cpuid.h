@@ -18,6 +18,14 @@ Features detect_features();
 /// line, which is less than to wait for it later, unless it is in the caches already. A Xeon gained nothing.
 bool asks_between_products();
 
+/// Whether attention to few keys is computed with the queries in the lanes (forward_lanes.h) instead of in strips of
+/// rows. On a Zen 5, which multiplies 512 bits at a time, what strips do once a row takes up to a quarter of such calls
+/// (docs/cpu-kernels.md). A Zen 4, whose products take twice as long, was no faster for it in a trial, and a Xeon
+/// (fp32) is up to 8 % faster and up to 7 % slower.
+bool prefers_lanes();
+/// For tests, which run both on any processor: from now on as if it did, or did not.
+void prefer_lanes(bool prefer);
+
 /// Whether what is read a while later is better asked for into L2 than into L1. A prefetch into L1 holds one of its few
 /// miss buffers (24 in Zen 4) for as long as memory takes, and so do the loads beside it: decoding read 8.8 GB/s on a
 /// core of a Zen 4 by such prefetches and 17 by those into L2, and a Xeon with 2 MB of L2 is 8 to 17 % faster by the

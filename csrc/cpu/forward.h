@@ -15,6 +15,7 @@
 
 #include "cpu/forward_ahead.h"
 #include "cpu/forward_direct.h"
+#include "cpu/forward_lanes.h"
 #include "cpu/on_demand.h"
 #include "cpu/row_ends.h"
 #include "cpu/slots.h"
@@ -41,6 +42,7 @@ class Forward {
         plan_(f_, executor, approach, units),
         ahead_(plan_),
         strips_(plan_),
+        lanes_(plan_),
         direct_(plan_, strips_) {}
 
   void run() {
@@ -137,10 +139,17 @@ class Forward {
     if (block.rows == 0) return;
     if (asks_between_products()) block.next = ahead_.of(block, unit);
     pack(block);
-    strips_.attend(block, {plan_.first_key(block), block.keys.end}, s);
+    if (plan_.in_lanes(block.sequence))
+      attend_in_lanes(block, s);
+    else
+      strips_.attend(block, {plan_.first_key(block), block.keys.end}, s);
     strips_.clear_unseen(block, s);
     finish(block, s);
     if (f_.s_dmask) strips_.write_dmask(block, s);
+  }
+
+  void attend_in_lanes(const Block& block, const Scratch& s) const {
+    if constexpr (Lanes<Target>::kThere) lanes_.attend(block, s);
   }
 
   // What the tasks of a wave share: what each range gave a block of rows, and how many of its ranges are left.
@@ -307,13 +316,13 @@ class Forward {
   // that lie one after another, and S_dmask reads them again when the output, which may be in their place, is written.
   void load_queries(Block& block, const Scratch& s) const {
     block.q = s.rows, block.q_stride = plan_.q_stride;
-    if (plan_.approach == Approach::packed && !Target::kTiled && !f_.s_dmask && block.rows % kRows == 0 &&
-        is_as_packed(plan_.format, p_.q, p_.D, plan_.q_stride)) {
+    if (plan_.approach == Approach::packed && !Target::kTiled && !f_.s_dmask &&
+        block.rows % plan_.row_multiple() == 0 && is_as_packed(plan_.format, p_.q, p_.D, plan_.q_stride)) {
       block.q = reinterpret_cast<const Elem*>(row_of(block, p_.q, 0)), block.q_stride = p_.q.row_stride;
       return;
     }
     each_run(block, [&](index_t r, index_t count) {
-      const index_t padded = r + count == block.rows ? round_up(block.rows, kRows) - r : count;
+      const index_t padded = r + count == block.rows ? round_up(block.rows, plan_.row_multiple()) - r : count;
       load_rows(plan_.format, row_of(block, p_.q, r), row_step(block, p_.q), count, padded, p_.D, plan_.q_stride,
                 s.rows + r * plan_.q_stride);
     });
@@ -370,6 +379,7 @@ class Forward {
   const ForwardPlan<Target> plan_;
   const ForwardAhead<Target> ahead_;
   const ForwardStrips<Target> strips_;
+  const ForwardLanes<Target> lanes_;
   const ForwardDirect<Target> direct_;
 };
 

@@ -6,6 +6,7 @@
 #include "cpu/cpuid.h"
 #include "cpu/direct_rows.h"
 #include "cpu/exponentials.h"
+#include "cpu/lanes.h"
 #include "cpu/packed_keys.h"
 #include "cpu/rows_ahead.h"
 #include "cpu/score_tables.h"
@@ -100,6 +101,7 @@ struct ForwardScratch {
   Real* sums;             // queries x sums_stride, when direct: what a key block adds to o
   std::uint8_t* dropout;  // kRowsAbreast x keys, rounded up to 256, a bit each
   Real* addend;           // keys, when there is a bias or a mask
+  Lanes<Target> lanes;    // of sequences whose queries are in the lanes
   index_t bytes;
 };
 
@@ -141,6 +143,7 @@ struct ForwardPlan {
         products(direct_products<Target>(p.dtype, asking)),
         addend(p),
         heads(heads_together(executor.num_threads)),
+        lanes(any_in_lanes()),
         tiles(tiles_for(executor.num_threads)),
         alone(how == Approach::packed && can_pack_alone(executor.num_threads)),
         packed(p, format, keys_to_hold(), !(alone && has_window() && asks_between_products())),
@@ -193,7 +196,7 @@ struct ForwardPlan {
     while (asks_between_products() && has_window() && t.queries > kLeastAsked &&
            t.queries * p.q.row_stride * format.size > kMostApart)
       t.queries /= 2;
-    while (t.queries > max_of<index_t>(16, kRows) &&
+    while (t.queries > max_of<index_t>(16, row_multiple()) &&
            units.count() * p.group() * ceil_div(units.longest_q(), t.queries) < 4 * index_t(threads))
       t.queries /= 2;
     return t;
@@ -204,6 +207,17 @@ struct ForwardPlan {
     return alone ? most_seen() : all_keys();
   }
   index_t all_keys() const { return round_up(units.longest_k(), kKeyAlign); }
+  // Whether queries of a sequence are in the lanes, or of some sequence.
+  bool in_lanes(const Sequence& sequence) const {
+    return approach == Approach::packed && !f.s_dmask && takes_lanes(p, sequence, Lanes<Target>::kMostDepth);
+  }
+  bool any_in_lanes() const {
+    for (index_t b = 0; b < p.B; ++b)
+      if (in_lanes(p.sequence(b))) return true;
+    return false;
+  }
+  // Blocks are whole multiples of that many rows, the last one padded.
+  index_t row_multiple() const { return lanes ? Lanes<Target>::kQueries : kRows; }
   bool has_window() const { return p.window_left >= 0 && p.window_right >= 0; }
   // A key block that holds all that kQueryAlign neighbours see, so that their strips meet one; 0 if that is too much
   // for a strip or for L2.
@@ -237,7 +251,7 @@ struct ForwardPlan {
   ForwardScratch<Target> carve(char* base, index_t slots) const {
     Carver c(base);
     ForwardScratch<Target> s{};
-    const index_t queries = slots * round_up(tiles.queries, kRows);
+    const index_t queries = slots * round_up(tiles.queries, row_multiple());
     const bool direct = approach == Approach::direct;
     s.block = c.take<ForwardBlock<Target>>(slots);
     s.rules = c.take<ScoreRule<Real>>(slots * heads);
@@ -257,6 +271,7 @@ struct ForwardPlan {
     s.dropout = c.take<std::uint8_t>(Target::kTiled ? kRows * ProbabilityPitch<Target>() / 8
                                                     : kRowsAbreast<Target> * dropout_stride());
     s.addend = c.take<Real>(addend.given() ? tiles.keys : 0);
+    if (lanes) s.lanes = Lanes<Target>::carve(c, packed.depth(), o_stride);
     s.bytes = c.used();
     return s;
   }
@@ -306,12 +321,12 @@ struct ForwardPlan {
   FA_INLINE index_t packed_keys(const ForwardBlock<Target>& block, const Columns& c) const {
     return approach == Approach::packed ? packed.held(block.sequence.k_len) : c.keys;
   }
-  // Calls run(part, at) for the parts of `columns` whose packed keys lie one after another: column n is packed key
-  // at + n.
+  // Calls run(part, at) for the parts of `columns`, of which the first is key `origin`, whose packed keys lie one after
+  // another: column n is packed key at + n.
   template <class Run>
-  FA_INLINE void each_run(const ForwardBlock<Target>& block, const Columns& c, Range columns, const Run& run) const {
+  FA_INLINE void each_run(const ForwardBlock<Target>& block, index_t origin, Range columns, const Run& run) const {
     if (approach != Approach::packed) return run(columns, index_t(0));
-    const index_t front = block.front - c.origin;
+    const index_t front = block.front - origin;
     for (index_t n = columns.begin; n < columns.end;) {
       const index_t end = n < front ? min_of(front, columns.end) : columns.end;
       run(Range{n, end}, n < front ? packed.keys() - front : -front);
@@ -346,6 +361,7 @@ struct ForwardPlan {
   const DirectProducts<Target> products;
   const Addend<Target> addend;
   const index_t heads;  // Most query heads whose rows share a block.
+  const bool lanes;     // Whether any sequence has its queries there.
   const Tiles tiles;
   // Whether workers pack for themselves what they need of K and V (can_pack_alone); under a window, packed keys go
   // around. Query blocks then have their turn from first to last, and the first block of a unit sees few keys.

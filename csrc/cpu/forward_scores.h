@@ -71,7 +71,7 @@ class ForwardScores {
   void dot_products(const Block& block, index_t r, const Columns& c, Range columns, Real* x, index_t stride) const {
     const StripA<Elem> rows = block.strip(r);
     const Panels<Target> k = plan_.k(block, c);
-    plan_.each_run(block, c, columns, [&](Range part, index_t at) {
+    plan_.each_run(block, c.origin, columns, [&](Range part, index_t at) {
       multiply_strip<Target, false>(rows, k, 0, plan_.packed.depth(), at + part.begin, at + part.end,
                                     x + (part.begin - columns.begin), stride);
     });

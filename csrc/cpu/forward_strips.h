@@ -113,7 +113,7 @@ class ForwardStrips {
     maxima.asks = &asks;
     for (V& top : maxima.top) top = V(-kInfinity);
     Range all{c.begin, c.begin};
-    plan_.each_run(block, c, {c.begin, c.end}, [&](Range part, index_t at) {
+    plan_.each_run(block, c.origin, {c.begin, c.end}, [&](Range part, index_t at) {
       Range packed{at + max_of(watched.begin, part.begin), at + min_of(watched.end, part.end)};
       multiply_watched<Target, false>(rows, k, 0, plan_.packed.depth(), at + part.begin, at + part.end,
                                       s.scores + part.begin, stride_, packed, maxima, false);
@@ -175,7 +175,7 @@ class ForwardStrips {
   void multiply_values(const Block& block, index_t r, const Columns& c, index_t first, bool fresh,
                        const Scratch& s) const {
     const Panels<Target> v = plan_.v(block, c);
-    plan_.each_run(block, c, c.seen, [&](Range part, index_t at) {
+    plan_.each_run(block, c.origin, c.seen, [&](Range part, index_t at) {
       multiply_strip<Target, true>({s.probabilities + part.begin, stride_, kStep}, v, at + part.begin, at + part.end,
                                    first, plan_.o_stride, s.o + r * plan_.o_stride + first, plan_.o_stride,
                                    fresh && part.begin == c.seen.begin);
@@ -197,7 +197,7 @@ class ForwardStrips {
     const index_t width = v.width(0);
     asks.ask_rest();
     weights.walk(kAhead);
-    plan_.each_run(block, c, c.seen, [&](Range part, index_t at) {
+    plan_.each_run(block, c.origin, c.seen, [&](Range part, index_t at) {
       const index_t begin = at + part.begin, end = at + part.end;
       multiply_panel_of<Target, true>(width / W, begin / kStep, end / kStep,
                                       StripA<Elem, Pitch, FixedStep>{s.probabilities + part.begin, {}, {}},

@@ -248,7 +248,7 @@ class ForwardTiled {
   void multiply_values(Strip& strip) const {
     if (strip.waiting.empty()) return;
     const Panels<Target> v = plan_.v(strip.block, strip.c);
-    plan_.each_run(strip.block, strip.c, strip.waiting, [&](Range part, index_t at) {
+    plan_.each_run(strip.block, strip.c.origin, strip.waiting, [&](Range part, index_t at) {
       multiply_strip<Target, true>({strip.s.probabilities + part.begin % kPending, kPending, kStep}, v, at + part.begin,
                                    at + part.end, 0, plan_.o_stride, strip.s.o + strip.r * plan_.o_stride,
                                    plan_.o_stride);

@@ -164,7 +164,7 @@ struct NextRows {
 // translation of its address, which the products hide, and holds a miss buffer, of which they need some.
 class StripAsks {
  public:
-  FA_INLINE explicit StripAsks(NextRows& next) : next_(next) {}
+  FA_INLINE explicit StripAsks(NextRows& next, index_t strips = 1) : next_(next), strips_(strips) {}
 
   FA_INLINE void ask() {
     if (next_.into_l2)
@@ -174,17 +174,18 @@ class StripAsks {
   }
   template <class Into>
   FA_INLINE void ask() {
-    if (asked_ == next_.share) return;
+    if (asked_ == strips_ * next_.share) return;
     for (int n = 0; n < next_.count; ++n)
-      if (asked_ < next_.rows[n].share) next_.rows[n].template ask<Into>();
+      if (asked_ < strips_ * next_.rows[n].share) next_.rows[n].template ask<Into>();
     ++asked_;
   }
   FA_INLINE void ask_rest() {
-    while (asked_ < next_.share) ask();
+    while (asked_ < strips_ * next_.share) ask();
   }
 
  private:
   NextRows& next_;
+  const index_t strips_;  // For so many.
   index_t asked_ = 0;
 };
 

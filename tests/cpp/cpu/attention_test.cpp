@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "attention_reference.h"
+#include "cpu/cpuid.h"
 
 namespace flash_attn::testing {
 namespace {
@@ -98,6 +99,7 @@ const Case kCases[] = {
     {"window", {1, 2, 2, 257, 301, 24, 24}, with(false, 33, 17, 0, false, 0)},
     {"window_far_along", {1, 2, 1, 300, 1490, 16, 16}, with(false, 50, 3, 0, false, 0)},
     {"window_of_two_blocks", {1, 1, 1, 290, 1500, 16, 16}, with(false, 1100, 20, 0, false, 0)},
+    {"window_around_packed_keys", {1, 2, 2, 300, 1400, 40, 24}, with(false, 400, 30, 0, false, 0)},
     {"window_past_end", {1, 1, 1, 120, 40, 8, 8}, with(false, 5, 3, 0, false, 0)},
     {"softcap", {1, 2, 2, 65, 130, 59, 59}, with(true, -1, -1, 3.0, false, 0)},
     {"alibi", {2, 3, 1, 66, 140, 32, 32}, with(false, -1, -1, 0, true, 0)},
@@ -118,7 +120,14 @@ const Case kCases[] = {
 // Every instruction set against one reference.
 class CpuAttention : public ::testing::TestWithParam<std::tuple<DType, Case>> {
  protected:
-  void TearDown() override { force_cpu_instruction_set(""); }
+  void SetUp() override { cpu::prefer_lanes(true); }
+  void TearDown() override {
+    force_cpu_instruction_set("");
+    cpu::prefer_lanes(preferred_);
+  }
+
+ private:
+  const bool preferred_ = cpu::prefers_lanes();
 };
 
 TEST_P(CpuAttention, MatchesDoublePrecision) {
@@ -129,9 +138,13 @@ TEST_P(CpuAttention, MatchesDoublePrecision) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
     Attention run(c, dtype);
-    run.forward(default_executor(2));
-    EXPECT_LE(relative_error(run.out, expected.out), bound);
-    EXPECT_LE(relative_error(run.lse, expected.lse), dtype == DType::f64 ? 1e-12 : 1e-6);
+    for (const bool lanes : {false, true}) {
+      SCOPED_TRACE(lanes ? "queries in the lanes" : "strips");
+      cpu::prefer_lanes(lanes);
+      run.forward(default_executor(2));
+      EXPECT_LE(relative_error(run.out, expected.out), bound);
+      EXPECT_LE(relative_error(run.lse, expected.lse), dtype == DType::f64 ? 1e-12 : 1e-6);
+    }
     run.backward(default_executor(2));
     EXPECT_LE(relative_error(run.dq, expected.dq), bound);
     EXPECT_LE(relative_error(run.dk, expected.dk), bound);

@@ -1,0 +1,60 @@
+// Queries in the lanes (forward_lanes.h): for which sequences, and the memory that it takes.
+#pragma once
+
+#include "cpu/cpuid.h"
+#include "cpu/target.h"
+#include "cpu/workspace.h"
+
+namespace flash_attn::cpu {
+
+// Whether scores of a problem take no more than a factor, and each row sees an interval of keys by causal and window.
+FA_INLINE bool is_plain(const Problem& p) {
+  return !p.bias.given() && !p.mask.given() && !p.alibi_slopes && !p.key_begin.data && !p.key_end.data &&
+         p.softcap == 0 && !p.dropout.active && float(p.scale * kLog2e) > 0;
+}
+
+// Whether rows of a sequence see so few keys that what strips do once a row shows. A row's result depends on its own
+// sequence alone.
+FA_INLINE bool sees_few_keys(const Problem& p, const Sequence& sequence) {
+  constexpr index_t kFew = 768;
+  if (p.window_left >= 0 && p.window_right >= 0) return true;
+  const bool causal = p.window_left < 0 && p.window_right >= 0;
+  return sequence.k_len - (causal ? min_of(sequence.q_len, sequence.k_len) / 2 : 0) <= kFew;
+}
+
+// Whether that is how kernels compute it that take products over up to `most_depth` features, 0 if over none.
+FA_INLINE bool takes_lanes(const Problem& p, const Sequence& sequence, index_t most_depth) {
+  return p.D <= most_depth && prefers_lanes() && is_plain(p) && sees_few_keys(p, sequence);
+}
+
+template <class Target>
+struct Lanes {
+  using Elem = typename Target::Elem;
+  using Real = typename Target::Real;
+  static constexpr bool kThere = Target::Simd::W == 16 && !Target::kTiled;
+  static constexpr index_t kOfSum = kStepsPerSum<Target> * Target::Format::kStep;
+  static constexpr index_t kMostDepth = kThere ? kOfSum : 0;
+  // Vectors of queries that meet up to so many keys at a time.
+  static constexpr int kVectors = 2;
+  static constexpr index_t kQueries = kVectors * Target::Simd::W, kKeys = min_of<index_t>(288, kOfSum);
+
+  Elem* queries;     // depth x kQueries, a B operand
+  Real* o;           // o_stride x kQueries
+  Elem* weights[2];  // kKeys x kQueries each, B operands
+  Real* scores[2];   // kKeys x kQueries each: the memory of weights if they are of the same type, else one for both
+
+  static Lanes carve(Carver& c, index_t depth, index_t o_stride) {
+    Lanes l{};
+    l.queries = c.take<Elem>(depth * kQueries);
+    l.o = c.take<Real>(o_stride * kQueries);
+    for (Elem*& of_tile : l.weights) of_tile = c.take<Elem>(kKeys * kQueries);
+    if constexpr (std::is_same_v<Elem, Real>) {
+      for (int n = 0; n < 2; ++n) l.scores[n] = l.weights[n];
+    } else {
+      l.scores[0] = l.scores[1] = c.take<Real>(kKeys * kQueries);
+    }
+    return l;
+  }
+};
+
+}  // namespace flash_attn::cpu
