@@ -148,16 +148,17 @@ const Kernels& longest_forward_kernels(const Problem& p, const Kernels& kernels,
   return kernels;
 }
 
-bool is_packed(const Problem& p, const Kernels& kernels) {
-  return rows_together(p.Sq, p.group()) > kernels.in_place_rows;
+Approach forward_approach(const Problem& p, const Kernels& kernels) {
+  const index_t together = rows_together(p.Sq, p.group());
+  return together > kernels.in_place_rows ? Approach::packed
+         : together > kernels.direct_rows ? Approach::in_place
+                                          : Approach::direct;
 }
 
 // The tiles of the longest sequence, with the reason where its rows per key head are few.
 Tiles forward_tiles_of(const Problem& p, const Kernels& kernels, std::vector<std::string>& reasons) {
   const index_t rows = p.Sq * p.group(), together = rows_together(p.Sq, p.group());
-  const Approach approach = is_packed(p, kernels)            ? Approach::packed
-                            : together > kernels.direct_rows ? Approach::in_place
-                                                             : Approach::direct;
+  const Approach approach = forward_approach(p, kernels);
   Tiles tiles = forward_tiles(approach, p.D, p.Dv, kernels.elem_size, kernels.strip_rows);
   if (approach == Approach::packed) return tiles;
   tiles.queries = together / max_of<index_t>(p.Sq, 1) * p.Sq;
@@ -185,7 +186,7 @@ class CpuBackend final : public Backend {
     e.instruction_set = kernels.instruction_set;
     e.kernel =
         std::string("cpu.") + (forward ? "forward." : "backward.") + to_string(p.dtype) + "." + kernels.instruction_set;
-    if (forward && is_packed(p, kernels) && takes_lanes(p, {0, p.Sq, 0, p.Sk}, kernels.lanes.depth)) {
+    if (forward && takes_lanes(p, {0, p.Sq, 0, p.Sk}, forward_approach(p, kernels), tiles, kernels.lanes.depth)) {
       e.tile = number(kernels.lanes.queries) + " queries, in the lanes, x up to " + number(kernels.lanes.keys) +
                " keys, " + kernels.arithmetic;
       e.reasons.push_back("rows that see few keys are faster with the queries in the lanes than in strips of rows");

@@ -1,12 +1,11 @@
-// Forward pass on the CPU: FlashAttention-2, Algorithm 1, over strips.
+// Forward pass on the CPU: FlashAttention-2, Algorithm 1.
 //
-// Work is cut into waves of (b, hk) units, which reach K and V by one of three approaches (forward_block.h).
-// Packed: a wave runs tasks of (unit, block of queries, query head of the group), each of which packs what it sees of K
-// and V, as far as it is not there yet, and walks its key blocks. In place and direct: tasks are (unit, range of keys),
-// in which all query heads of the group meet each key block; then the ranges of a unit are merged (flash-decoding,
-// https://pytorch.org/blog/flash-decoding). Packed or in place, a strip of kRows rows meets a whole key block, so that
-// its scores stay in L1 (forward_strips.h); direct, all key heads of a task meet a few keys at a time, so that memory
-// is read in its order (forward_direct.h).
+// Work is cut into waves of (b, hk) units, which reach K and V by one of three approaches (forward_block.h). Packed: a
+// wave runs tasks of (unit, block of queries, query head of the group), each of which packs what it sees of K and V, as
+// far as it is not there yet. In place and direct: tasks are (unit, range of keys), in which all query heads of the
+// group meet each key block; then the ranges of a unit are merged (https://pytorch.org/blog/flash-decoding). Packed or
+// in place, strips of rows meet whole key blocks (forward_strips.h), or, where keys are few, groups of queries in the
+// lanes parts of them (forward_lanes.h); direct, all key heads of a task meet a few keys at a time (forward_direct.h).
 #pragma once
 
 #include <algorithm>
@@ -139,17 +138,20 @@ class Forward {
     if (block.rows == 0) return;
     if (asks_between_products()) block.next = ahead_.of(block, unit);
     pack(block);
-    if (plan_.in_lanes(block.sequence))
-      attend_in_lanes(block, s);
-    else
-      strips_.attend(block, {plan_.first_key(block), block.keys.end}, s);
-    strips_.clear_unseen(block, s);
+    attend(block, {plan_.first_key(block), block.keys.end}, s);
     finish(block, s);
     if (f_.s_dmask) strips_.write_dmask(block, s);
   }
 
-  void attend_in_lanes(const Block& block, const Scratch& s) const {
-    if constexpr (Lanes<Target>::kThere) lanes_.attend(block, s);
+  // All rows of a block against `keys`: all that they see, where queries are in the lanes.
+  void attend(const Block& block, Range keys, const Scratch& s) const {
+    if (Lanes<Target>::kThere && !keys.empty() && plan_.in_lanes(block.sequence)) {
+      if (plan_.approach == Approach::in_place) strips_.pack_seen(block, 0, s);
+      if constexpr (Lanes<Target>::kThere) lanes_.attend(block, s);
+    } else {
+      strips_.attend(block, keys, s);
+    }
+    strips_.clear_unseen(block, s);
   }
 
   // What the tasks of a wave share: what each range gave a block of rows, and how many of its ranges are left.
@@ -245,8 +247,7 @@ class Forward {
     const Range range{begin_of(split), begin_of(split + 1)};
     for (index_t i = 0; i < count; ++i) begin_block(nth + i, plan_.slot(s, i));
     if (plan_.approach == Approach::direct) return direct_.attend(count, range, s);
-    strips_.attend(*s.block, range, s);
-    strips_.clear_unseen(*s.block, s);
+    attend(*s.block, range, s);
   }
 
   // Packs what the rows of a block see of its unit, unless it is there. Parts that others are packing come last.

@@ -167,7 +167,7 @@ struct ForwardPlan {
   // Rows of a block that is not packed for others: all that meet keys together, or fewer queries of a head where there
   // would be too few tasks for the threads.
   index_t rows_of_block(int threads) const {
-    const index_t least = max_of<index_t>(16, kRows), blocks = units.count() * ceil_div(p.group(), heads);
+    const index_t least = max_of<index_t>(16, row_multiple()), blocks = units.count() * ceil_div(p.group(), heads);
     index_t queries = max_of<index_t>(1, units.longest_q());
     while (approach == Approach::in_place && heads == 1 && queries > least &&
            blocks * ceil_div(units.longest_q(), queries) * ceil_div(units.longest_k(), kInPlaceKeys) < index_t(threads))
@@ -209,7 +209,8 @@ struct ForwardPlan {
   index_t all_keys() const { return round_up(units.longest_k(), kKeyAlign); }
   // Whether queries of a sequence are in the lanes, or of some sequence.
   bool in_lanes(const Sequence& sequence) const {
-    return approach == Approach::packed && !f.s_dmask && takes_lanes(p, sequence, Lanes<Target>::kMostDepth);
+    const Tiles whole = forward_tiles(approach, p.D, p.Dv, sizeof(Elem), kRows);
+    return !f.s_dmask && takes_lanes(p, sequence, approach, whole, Lanes<Target>::kMostDepth);
   }
   bool any_in_lanes() const {
     for (index_t b = 0; b < p.B; ++b)

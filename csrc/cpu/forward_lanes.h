@@ -259,6 +259,7 @@ class ForwardLanes {
   FA_NOINLINE void multiply_values(const Values& values, const Tile& tile, Real* o, Weights& next) const {
     Weights beside = next;
     const index_t width = values.width;
+    const bool few = plan_.o_stride <= 2 * W;  // Products of few features are the shorter time to weigh a tile in.
     for (index_t c = 0; c < width; c += kRows, o += kRows * kQueries) {
       V sum[kRows][N];
       for (auto& row : sum)
@@ -270,15 +271,23 @@ class ForwardLanes {
         });
         a += width * kStep, b += kQueries * kStep;
       };
-      const auto nothing = [] {};
+      const auto part_of_turn = [&](auto n, auto pace) {
+        step([&] {
+          if constexpr (n == 0) beside.template weigh<0>();
+          if constexpr (n == pace) beside.template weigh<1>();
+          if constexpr (n == pace + 1) beside.go_on();
+        });
+      };
       for (const auto& run : values.runs) {
         a = run.v + c * kStep;
         index_t i = 0;
-        for (; beside.left > 0 && i + 8 <= run.steps; i += 8) {
-          step([&] { beside.template weigh<0>(); }), step(nothing), step(nothing), step(nothing);
-          step([&] { beside.template weigh<1>(); }), step([&] { beside.go_on(); }), step(nothing), step(nothing);
-        }
-        for (; i < run.steps; ++i) step(nothing);
+        // A vector of weights every so many steps.
+        const auto weigh = [&](auto pace) {
+          for (; beside.left > 0 && i + 2 * pace <= run.steps; i += 2 * pace)
+            each_part([&](auto n) { part_of_turn(n, pace); }, std::make_integer_sequence<int, 2 * pace>());
+        };
+        few ? weigh(std::integral_constant<int, 2>()) : weigh(std::integral_constant<int, 4>());
+        for (; i < run.steps; ++i) step([] {});
       }
       for (int t = 0; t < kRows; ++t)
         for (int n = 0; n < N; ++n) {

@@ -48,6 +48,15 @@ class ForwardStrips {
     }
   }
 
+  // K and V of the key block at key `origin`, as far as rows of a block see it, to where it is packed in place.
+  void pack_seen(const Block& block, index_t origin, const Scratch& s) const {
+    const index_t keys = plan_.keys_of(block.sequence, origin);
+    const Panels<Target> panels = plan_.packed.k(block.packed, keys);
+    const Range seen{max_of<index_t>(block.keys.begin - origin, 0), min_of(block.keys.end - origin, keys)};
+    plan_.packed.pack(block.b, block.h / p_.group(), origin, keys, {panels.at(seen.begin), panels.at(seen.end - 1) + 1},
+                      block.packed, s.staging);
+  }
+
   // Rows that have seen no key have an o of zeros when all is done, which is not written before its first sum.
   void clear_unseen(const Block& block, const Scratch& s) const {
     for (index_t r = 0; r < block.rows; r += kRows)
@@ -84,14 +93,6 @@ class ForwardStrips {
   struct Shifts {
     Real factor[N], shift[N];  // exp2 is of score * factor + shift.
   };
-
-  void pack_seen(const Block& block, index_t origin, const Scratch& s) const {
-    const index_t keys = plan_.keys_of(block.sequence, origin);
-    const Panels<Target> panels = plan_.packed.k(block.packed, keys);
-    const Range seen{max_of<index_t>(block.keys.begin - origin, 0), min_of(block.keys.end - origin, keys)};
-    plan_.packed.pack(block.b, block.h / p_.group(), origin, keys, {panels.at(seen.begin), panels.at(seen.end - 1) + 1},
-                      block.packed, s.staging);
-  }
 
   void dot_products(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
     scores_.dot_products(block, r, c, {c.begin, c.end}, s.scores + c.begin, stride_);

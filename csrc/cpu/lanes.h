@@ -13,6 +13,13 @@ FA_INLINE bool is_plain(const Problem& p) {
          p.softcap == 0 && !p.dropout.active && float(p.scale * kLog2e) > 0;
 }
 
+inline constexpr index_t kLaneQueries = 32;
+
+// Whether a sequence leaves few lanes of its last queries empty.
+FA_INLINE bool fills_lanes(const Sequence& sequence) {
+  return round_up(sequence.q_len, kLaneQueries) * 8 <= sequence.q_len * 9;
+}
+
 // Whether rows of a sequence see so few keys that what strips do once a row shows. A row's result depends on its own
 // sequence alone.
 FA_INLINE bool sees_few_keys(const Problem& p, const Sequence& sequence) {
@@ -22,9 +29,14 @@ FA_INLINE bool sees_few_keys(const Problem& p, const Sequence& sequence) {
   return sequence.k_len - (causal ? min_of(sequence.q_len, sequence.k_len) / 2 : 0) <= kFew;
 }
 
-// Whether that is how kernels compute it that take products over up to `most_depth` features, 0 if over none.
-FA_INLINE bool takes_lanes(const Problem& p, const Sequence& sequence, index_t most_depth) {
-  return p.D <= most_depth && prefers_lanes() && is_plain(p) && sees_few_keys(p, sequence);
+// Whether that is how kernels compute it that take products over up to `most_depth` features, 0 if over none. Where key
+// blocks are packed in place, each head has to have its own, whatever the number of threads, and one block all keys.
+FA_INLINE bool takes_lanes(const Problem& p, const Sequence& sequence, Approach approach, Tiles tiles,
+                           index_t most_depth) {
+  const bool reached = approach == Approach::packed ||
+                       (approach == Approach::in_place && p.group() == 1 && sequence.k_len <= tiles.keys);
+  return reached && p.D <= most_depth && prefers_lanes() && is_plain(p) && fills_lanes(sequence) &&
+         sees_few_keys(p, sequence);
 }
 
 template <class Target>
@@ -37,6 +49,7 @@ struct Lanes {
   // Vectors of queries that meet up to so many keys at a time.
   static constexpr int kVectors = 2;
   static constexpr index_t kQueries = kVectors * Target::Simd::W, kKeys = min_of<index_t>(288, kOfSum);
+  static_assert(!kThere || kQueries == kLaneQueries);
 
   Elem* queries;     // depth x kQueries, a B operand
   Real* o;           // o_stride x kQueries

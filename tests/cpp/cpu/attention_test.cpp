@@ -100,6 +100,7 @@ const Case kCases[] = {
     {"window_far_along", {1, 2, 1, 300, 1490, 16, 16}, with(false, 50, 3, 0, false, 0)},
     {"window_of_two_blocks", {1, 1, 1, 290, 1500, 16, 16}, with(false, 1100, 20, 0, false, 0)},
     {"window_around_packed_keys", {1, 2, 2, 300, 1400, 40, 24}, with(false, 400, 30, 0, false, 0)},
+    {"few_queries_and_keys", {2, 2, 2, 62, 100, 48, 40}, with(true, -1, -1, 0, false, 0)},
     {"window_past_end", {1, 1, 1, 120, 40, 8, 8}, with(false, 5, 3, 0, false, 0)},
     {"softcap", {1, 2, 2, 65, 130, 59, 59}, with(true, -1, -1, 3.0, false, 0)},
     {"alibi", {2, 3, 1, 66, 140, 32, 32}, with(false, -1, -1, 0, true, 0)},
