@@ -118,17 +118,22 @@ const Case kCases[] = {
     {"no_queries", {1, 2, 2, 0, 5, 16, 16}, {}},
 };
 
+// What a test forces or prefers goes back to what it was.
+struct Choices {
+  const bool lanes = cpu::prefers_lanes();
+  ~Choices() {
+    force_cpu_instruction_set("");
+    cpu::prefer_lanes(lanes);
+  }
+};
+
 // Every instruction set against one reference.
 class CpuAttention : public ::testing::TestWithParam<std::tuple<DType, Case>> {
  protected:
   void SetUp() override { cpu::prefer_lanes(true); }
-  void TearDown() override {
-    force_cpu_instruction_set("");
-    cpu::prefer_lanes(preferred_);
-  }
 
  private:
-  const bool preferred_ = cpu::prefers_lanes();
+  const Choices restored_;
 };
 
 TEST_P(CpuAttention, MatchesDoublePrecision) {
@@ -171,6 +176,31 @@ TEST_P(CpuAttention, DoesNotDependOnThreads) {
     EXPECT_EQ(one.dk.bytes(), many.dk.bytes());
     EXPECT_EQ(one.dv.bytes(), many.dv.bytes());
     if (dtype == DType::f64) break;
+  }
+}
+
+TEST(CpuExplanation, SaysWhereQueriesAre) {
+  const Choices restored;
+  const auto in_lanes = [](const Shape& shape, const Features& features) {
+    const Attention attention({"", shape, features}, DType::f32);
+    return explain(attention.problem, Pass::forward).tile.find("in the lanes") != std::string::npos;
+  };
+  for (const std::string& isa : cpu_instruction_sets()) {
+    SCOPED_TRACE(isa);
+    force_cpu_instruction_set(isa);
+    const bool vectors_of_16 = isa.rfind("avx512", 0) == 0 || isa.rfind("amx", 0) == 0;  // Of fp32, for either.
+    cpu::prefer_lanes(true);
+    EXPECT_EQ(in_lanes({1, 2, 2, 256, 256, 64, 64}, {}), vectors_of_16);
+    EXPECT_EQ(in_lanes({1, 2, 2, 64, 64, 64, 64}, {}), vectors_of_16);
+    EXPECT_EQ(in_lanes({1, 1, 1, 900, 900, 64, 64}, with(false, 100, 0, 0, false, 0)), vectors_of_16);
+    EXPECT_EQ(in_lanes({1, 1, 1, 1500, 1500, 64, 64}, with(true, -1, -1, 0, false, 0)), vectors_of_16);
+    EXPECT_FALSE(in_lanes({1, 1, 1, 900, 900, 64, 64}, {}));                                    // Many keys.
+    EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 64, 64}, with(false, -1, -1, 3.0, false, 0)));  // More than a factor.
+    EXPECT_FALSE(in_lanes({1, 2, 1, 32, 64, 64, 64}, {}));       // Heads that share keys in place.
+    EXPECT_FALSE(in_lanes({1, 2, 2, 100, 100, 64, 64}, {}));     // A quarter of the lanes would be empty.
+    EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 160, 160}, {}));   // More features than fp32 sums at once.
+    cpu::prefer_lanes(false);
+    EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 64, 64}, {}));
   }
 }
 
