@@ -143,7 +143,7 @@ struct ForwardPlan {
         products(direct_products<Target>(p.dtype, asking)),
         addend(p),
         heads(heads_together(executor.num_threads)),
-        lanes(any_in_lanes()),
+        lanes(count_in_lanes()),
         tiles(tiles_for(executor.num_threads)),
         alone(how == Approach::packed && can_pack_alone(executor.num_threads)),
         packed(p, format, keys_to_hold(), !(alone && has_window() && asks_between_products())),
@@ -207,18 +207,18 @@ struct ForwardPlan {
     return alone ? most_seen() : all_keys();
   }
   index_t all_keys() const { return round_up(units.longest_k(), kKeyAlign); }
-  // Whether queries of a sequence are in the lanes, or of some sequence.
+  // Whether queries of a sequence are in the lanes.
   bool in_lanes(const Sequence& sequence) const {
     const Tiles whole = forward_tiles(approach, p.D, p.Dv, sizeof(Elem), kRows);
     return !f.s_dmask && takes_lanes(p, sequence, approach, whole, Lanes<Target>::kMostDepth);
   }
-  bool any_in_lanes() const {
-    for (index_t b = 0; b < p.B; ++b)
-      if (in_lanes(p.sequence(b))) return true;
-    return false;
+  index_t count_in_lanes() const {
+    index_t count = 0;
+    for (index_t b = 0; b < p.B; ++b) count += in_lanes(p.sequence(b)) ? 1 : 0;
+    return count;
   }
   // Blocks are whole multiples of that many rows, the last one padded.
-  index_t row_multiple() const { return lanes ? Lanes<Target>::kQueries : kRows; }
+  index_t row_multiple() const { return lanes > 0 ? Lanes<Target>::kQueries : kRows; }
   bool has_window() const { return p.window_left >= 0 && p.window_right >= 0; }
   // A key block that holds all that kQueryAlign neighbours see, so that their strips meet one; 0 if that is too much
   // for a strip or for L2.
@@ -227,14 +227,16 @@ struct ForwardPlan {
     const index_t keys = round_up(p.window_left + p.window_right + kQueryAlign + kKeyAlign - 1, kKeyAlign);
     return keys <= most_strip_keys(kRows) && keys * (p.D + p.Dv) * index_t(sizeof(Elem)) <= kMostBytes ? keys : 0;
   }
-  // Keys that a block of queries sees; fewer than all only as whole parts, wherever in a part they begin, and as whole
-  // sums (gemm.h): where packed keys turn, which depends on the number of threads, changes no bit of a result.
+  // Keys that a block of queries sees; fewer than all only as whole parts, wherever in a part they begin, and, unless
+  // all queries are in the lanes, whose sums end elsewhere, as whole sums (gemm.h): where packed keys turn, which
+  // depends on the number of threads, changes no bit of a result.
   index_t most_seen() const {
     constexpr index_t kOfSum = kStepsPerSum<Target> * Target::Format::kStep, kWhole = max_of(kPackedKeys, kOfSum);
     static_assert(kWhole % kPackedKeys == 0 && kWhole % kOfSum == 0);
     if (!has_window()) return all_keys();
     const index_t keys = p.window_left + p.window_right + tiles.queries;
-    return min_of(all_keys(), round_up((ceil_div(keys - 1, kPackedKeys) + 1) * kPackedKeys, kWhole));
+    const index_t parts = (ceil_div(keys - 1, kPackedKeys) + 1) * kPackedKeys;
+    return min_of(all_keys(), lanes == p.B ? parts : round_up(parts, kWhole));
   }
   // Whether workers pack for themselves what they need, although others need it too. With units of their own they need
   // little under a window; who helps with another's unit then packs all that it sees of it: too much without a window.
@@ -272,7 +274,7 @@ struct ForwardPlan {
     s.dropout = c.take<std::uint8_t>(Target::kTiled ? kRows * ProbabilityPitch<Target>() / 8
                                                     : kRowsAbreast<Target> * dropout_stride());
     s.addend = c.take<Real>(addend.given() ? tiles.keys : 0);
-    if (lanes) s.lanes = Lanes<Target>::carve(c, packed.depth(), o_stride);
+    if (lanes > 0) s.lanes = Lanes<Target>::carve(c, packed.depth(), o_stride);
     s.bytes = c.used();
     return s;
   }
@@ -362,7 +364,7 @@ struct ForwardPlan {
   const DirectProducts<Target> products;
   const Addend<Target> addend;
   const index_t heads;  // Most query heads whose rows share a block.
-  const bool lanes;     // Whether any sequence has its queries there.
+  const index_t lanes;  // Sequences whose queries are there.
   const Tiles tiles;
   // Whether workers pack for themselves what they need of K and V (can_pack_alone); under a window, packed keys go
   // around. Query blocks then have their turn from first to last, and the first block of a unit sees few keys.

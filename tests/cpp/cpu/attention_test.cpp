@@ -194,11 +194,11 @@ TEST(CpuExplanation, SaysWhereQueriesAre) {
     EXPECT_EQ(in_lanes({1, 2, 2, 64, 64, 64, 64}, {}), vectors_of_16);
     EXPECT_EQ(in_lanes({1, 1, 1, 900, 900, 64, 64}, with(false, 100, 0, 0, false, 0)), vectors_of_16);
     EXPECT_EQ(in_lanes({1, 1, 1, 1500, 1500, 64, 64}, with(true, -1, -1, 0, false, 0)), vectors_of_16);
-    EXPECT_FALSE(in_lanes({1, 1, 1, 900, 900, 64, 64}, {}));                                    // Many keys.
+    EXPECT_FALSE(in_lanes({1, 1, 1, 900, 900, 64, 64}, {}));                                  // Many keys.
     EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 64, 64}, with(false, -1, -1, 3.0, false, 0)));  // More than a factor.
-    EXPECT_FALSE(in_lanes({1, 2, 1, 32, 64, 64, 64}, {}));       // Heads that share keys in place.
-    EXPECT_FALSE(in_lanes({1, 2, 2, 100, 100, 64, 64}, {}));     // A quarter of the lanes would be empty.
-    EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 160, 160}, {}));   // More features than fp32 sums at once.
+    EXPECT_FALSE(in_lanes({1, 2, 1, 32, 64, 64, 64}, {}));      // Heads that share keys in place.
+    EXPECT_FALSE(in_lanes({1, 2, 2, 100, 100, 64, 64}, {}));    // A quarter of the lanes would be empty.
+    EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 128, 128}, {}));  // Rows of many bytes.
     cpu::prefer_lanes(false);
     EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 64, 64}, {}));
   }
