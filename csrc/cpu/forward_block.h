@@ -171,7 +171,7 @@ struct ForwardPlan {
     index_t queries = max_of<index_t>(1, units.longest_q());
     while (approach == Approach::in_place && heads == 1 && queries > least &&
            blocks * ceil_div(units.longest_q(), queries) * ceil_div(units.longest_k(), kInPlaceKeys) < index_t(threads))
-      queries = round_up(ceil_div(queries, index_t(2)), kRows);
+      queries = round_up(ceil_div(queries, index_t(2)), row_multiple());
     return heads * queries;
   }
 

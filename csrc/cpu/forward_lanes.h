@@ -1,13 +1,13 @@
-// A block of rows against the keys of a window, with the queries in the lanes.
+// A block of rows that see few keys (lanes.h), with the queries in the lanes.
 //
 // What a strip of rows (forward_strips.h) does once, reductions, edges and exp2 that no product hides, does not show
-// beside thousands of keys, and does beside the few hundred of a window. Here a group of queries, two vectors of them,
-// meets tiles of keys as backward has them: S^T = K Q^T, O^T += V^T P^T. Maxima and sums are of lanes, rows of K need
-// no transpose, and what is read of K and V serves 32 rows instead of 4. exp2 of a tile runs beside the products of V
-// with the tile before, be that another group's.
+// beside thousands of keys, and does beside a few hundred. Here a group of queries, two vectors of them, meets tiles of
+// keys: S^T = K Q^T, O^T += V^T P^T, with K^T and V packed as for strips. Maxima and sums are lane by lane, and what is
+// read of K and V serves 32 rows instead of 4. exp2 of a tile runs beside the products of V with the tile before, be
+// that another group's.
 //
-// A row's result depends on its own keys alone: tiles begin at multiples of their size, and what neighbours see is 0 in
-// P.
+// Groups begin at multiples of their size, and what a group sees decides on its tiles, so that no result depends on how
+// queries are cut into blocks.
 #pragma once
 
 #include "cpu/forward_block.h"

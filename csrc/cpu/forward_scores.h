@@ -24,7 +24,7 @@ class ForwardScores {
         p_(plan.p),
         addend_(plan.addend),
         bounded_(plan.p.key_begin.data || plan.p.key_end.data),
-        plain_(is_plain(plan)) {}
+        plain_(has_plain_scores(plan.p)) {}
 
   // The part that `rows` see of the key block at key `origin`; false if that is nothing.
   bool columns(const Block& block, index_t origin, Range rows, Columns& c) const {
@@ -133,13 +133,6 @@ class ForwardScores {
   }
 
  private:
-  // Whether no row's scores take more than a softcap and a factor, but for what causal and window hide.
-  static bool is_plain(const ForwardPlan<Target>& plan) {
-    const Problem& p = plan.p;
-    return !plan.addend.given() && !p.alibi_slopes && !p.key_begin.data && !p.key_end.data &&
-           Real(p.scale * kLog2e) > Real(0);
-  }
-
   const ForwardPlan<Target>& plan_;
   const Problem& p_;
   const Addend<Target>& addend_;

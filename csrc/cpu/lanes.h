@@ -2,16 +2,11 @@
 #pragma once
 
 #include "cpu/cpuid.h"
+#include "cpu/score_tables.h"
 #include "cpu/target.h"
 #include "cpu/workspace.h"
 
 namespace flash_attn::cpu {
-
-// Whether scores of a problem take no more than a factor, and each row sees an interval of keys by causal and window.
-FA_INLINE bool is_plain(const Problem& p) {
-  return !p.bias.given() && !p.mask.given() && !p.alibi_slopes && !p.key_begin.data && !p.key_end.data &&
-         p.softcap == 0 && !p.dropout.active && float(p.scale * kLog2e) > 0;
-}
 
 inline constexpr index_t kLaneQueries = 32;
 
@@ -35,8 +30,8 @@ FA_INLINE bool takes_lanes(const Problem& p, const Sequence& sequence, Approach 
                            index_t most_depth) {
   const bool reached = approach == Approach::packed ||
                        (approach == Approach::in_place && p.group() == 1 && sequence.k_len <= tiles.keys);
-  return reached && p.D <= most_depth && prefers_lanes() && is_plain(p) && fills_lanes(sequence) &&
-         sees_few_keys(p, sequence);
+  return reached && p.D <= most_depth && prefers_lanes() && has_plain_scores(p) && p.softcap == 0 &&
+         !p.dropout.active && fills_lanes(sequence) && sees_few_keys(p, sequence);
 }
 
 template <class Target>

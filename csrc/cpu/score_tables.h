@@ -39,6 +39,10 @@ inline constexpr double kMaskingBias = -1e30;
 inline bool has_rows(const ScoreTable& x) { return x.given() && x.row_stride != 0; }
 inline bool has_bounds(const Problem& p) { return p.key_begin.data || p.key_end.data; }
 inline bool addend_per_query(const Problem& p) { return has_rows(p.bias) || has_rows(p.mask) || has_bounds(p); }
+// Whether no row's scores take more than a softcap and a factor, but for what causal and window hide.
+FA_INLINE bool has_plain_scores(const Problem& p) {
+  return !p.bias.given() && !p.mask.given() && !p.alibi_slopes && !has_bounds(p) && float(p.scale * kLog2e) > 0;
+}
 
 // What is added to the scores in log2 units: the bias, and -inf where the mask hides a key.
 template <class Target>
