@@ -187,8 +187,8 @@ class CpuBackend final : public Backend {
     e.kernel =
         std::string("cpu.") + (forward ? "forward." : "backward.") + to_string(p.dtype) + "." + kernels.instruction_set;
     if (forward && takes_lanes(p, {0, p.Sq, 0, p.Sk}, forward_approach(p, kernels), tiles, kernels.lanes.depth)) {
-      e.tile = number(kernels.lanes.queries) + " queries, in the lanes, x up to " + number(kernels.lanes.keys) +
-               " keys, " + kernels.arithmetic;
+      e.tile = number(kLaneQueries) + " queries, in the lanes, x up to " + number(kernels.lanes.keys) + " keys, " +
+               kernels.arithmetic;
       e.reasons.push_back("rows that see few keys are faster with the queries in the lanes than in strips of rows");
     } else {
       e.tile = "blocks of " + number(tiles.queries) + " queries x " + number(tiles.keys) + " keys, in strips of " +

@@ -145,7 +145,7 @@ class Forward {
 
   // All rows of a block against `keys`: all that they see, where queries are in the lanes.
   void attend(const Block& block, Range keys, const Scratch& s) const {
-    if (Lanes<Target>::kThere && !keys.empty() && plan_.in_lanes(block.sequence)) {
+    if (!keys.empty() && plan_.in_lanes(block.sequence)) {
       if (plan_.approach == Approach::in_place) strips_.pack_seen(block, 0, s);
       if constexpr (Lanes<Target>::kThere) lanes_.attend(block, s);
     } else {

@@ -37,10 +37,7 @@ struct LaneWeights {
       w[k] = softmax_weight_beside_products(fma(Simd::load(x + k * kQueries + n * W), factor, shift[n]));
       sum[n] = sum[n] + w[k];
     }
-    if constexpr (kStep == 2)
-      Target::Format::store_pairs(weights + n * W * kStep, w[0], w[1]);
-    else
-      Target::Format::store(weights + n * W, w[0]);
+    Target::Format::store_step(weights + n * W * kStep, w);
   }
   FA_INLINE void go_on() { x += kStep * kQueries, weights += kStep * kQueries, --left; }
   FA_INLINE void weigh_rest() {
@@ -145,15 +142,14 @@ class ForwardLanes {
     const index_t end = max_of(in_tile(rule.visible_keys(block.query(r)).end) / kRows * kRows, begin);
     for (V& of_lanes : top) of_lanes = V(-kInfinity);
     const auto scores_of = [&](index_t key) { return x + (key - tile.keys.begin) * kQueries; };
-    each_piece(block, {tile.keys.begin, begin}, [&](const Elem* k, index_t width, Range keys) {
+    const auto edge = [&](const Elem* k, index_t width, Range keys) {
       at_edge(block, r, k, width, keys, scores_of(keys.begin), top, asks, s);
-    });
+    };
+    each_piece(block, {tile.keys.begin, begin}, edge);
     each_piece(block, {begin, end}, [&](const Elem* k, index_t width, Range keys) {
       multiply_keys<N>(k, width, keys, s.lanes.queries, scores_of(keys.begin), top, asks, NoEdges());
     });
-    each_piece(block, {end, tile.keys.end}, [&](const Elem* k, index_t width, Range keys) {
-      at_edge(block, r, k, width, keys, scores_of(keys.begin), top, asks, s);
-    });
+    each_piece(block, {end, tile.keys.end}, edge);
   }
   // Keys that lie in one panel.
   template <class Work>

@@ -13,10 +13,10 @@ struct Kernels {
   // Most rows per key head (queries times query heads of a group) for which forward reads K and V where they are, and
   // for which it packs key blocks as they are used.
   index_t direct_rows, in_place_rows;
-  // Queries in the lanes (lanes.h): the most features that forward takes there, 0 if it has no such kernel, and how
-  // many queries meet up to how many keys.
+  // Queries in the lanes (lanes.h): the most features that forward takes there, 0 if it has no such kernel, and the
+  // most keys that meet kLaneQueries of them at a time.
   struct {
-    index_t depth, queries, keys;
+    index_t depth, keys;
   } lanes;
   // Fewest rows per key head for which forward is of use: sequences with fewer are for other kernels.
   index_t least_rows;

@@ -28,7 +28,7 @@ constexpr Kernels kernels_of(const char* instruction_set, const char* arithmetic
           sizeof(typename Target::Elem),
           most_rows<Target>(Approach::direct),
           most_rows<Target>(Approach::in_place),
-          {Lanes<Target>::kMostDepth, Lanes<Target>::kQueries, Lanes<Target>::kKeys},
+          {Lanes<Target>::kMostDepth, Lanes<Target>::kKeys},
           Target::kTiled ? kTooFewForTiles + 1 : 0,
           run_forward<Target>,
           run_backward<Target>};

@@ -31,6 +31,7 @@ struct Scalars {
   static FA_INLINE void store_first(Elem* p, V x, index_t n) { Simd::store_first(p, x, n); }
   static FA_INLINE void store_all(Elem* p, const V (&x)[kStep]) { store(p, x[0]); }
   static FA_INLINE void store_rows(Elem* p, index_t stride, V x, V y) { store(p, x), store(p + stride, y); }
+  static FA_INLINE void store_step(Elem* p, const V* x) { store(p, *x); }
   static FA_INLINE V tanh_of_product(V x, V factor) { return vtanh(x * factor); }
 
   // W rows of W k-steps, for a B with the rows as columns; strides in elements.
@@ -75,6 +76,8 @@ struct Bf16Pairs {
   static FA_INLINE V tanh_of_product(V x, V factor) { return tanh_by_exp2(x, factor); }
   // Lane by lane the pair (x, y): two rows of a matrix as k-steps of its transpose.
   static FA_INLINE void store_pairs(Elem* p, V x, V y) { _mm512_storeu_si512(p, in_pairs(round(x, y))); }
+  // kStep rows of a matrix as one k-step of its transpose.
+  static FA_INLINE void store_step(Elem* p, const V* x) { store_pairs(p, x[0], x[1]); }
   // A pair is one word; Avx512Simd::transpose moves words and never reads their value.
   static FA_INLINE void transpose(const Elem* in, index_t in_stride, Elem* out, index_t out_stride) {
     Avx512Simd::transpose(reinterpret_cast<const float*>(in), in_stride / 2, reinterpret_cast<float*>(out),

@@ -40,10 +40,8 @@ class ScoreGradients {
       alignas(64) Elem steps[kRows * W];
       for (int t = 0; t < kRows; t += 2) Format::store_pairs(steps + t * W, ds[t], ds[t + 1]);
       Format::transpose(steps, kStep * W, at(n, i), query_stride_);
-    } else if constexpr (kStep == 2) {
-      for (int t = 0; t < kRows; t += 2) Format::store_pairs(at(n + t, i), ds[t], ds[t + 1]);
     } else {
-      for (int t = 0; t < kRows; ++t) Format::store(at(n + t, i), ds[t]);
+      for (index_t t = 0; t < kRows; t += kStep) Format::store_step(at(n + t, i), ds + t);
     }
   }
   // Rows from query i on, k from key n on, a multiple of kDepth.

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "attention_reference.h"
-#include "cpu/cpuid.h"
+#include "choices.h"
 
 namespace flash_attn::testing {
 namespace {
@@ -116,15 +116,6 @@ const Case kCases[] = {
     {"rows_of_two_blocks", {1, 1, 1, 40, 400, 24, 24}, with(true, -1, -1, 0, false, 0)},
     {"no_keys", {1, 2, 2, 5, 0, 16, 16}, {}},
     {"no_queries", {1, 2, 2, 0, 5, 16, 16}, {}},
-};
-
-// What a test forces or prefers goes back to what it was.
-struct Choices {
-  const bool lanes = cpu::prefers_lanes();
-  ~Choices() {
-    force_cpu_instruction_set("");
-    cpu::prefer_lanes(lanes);
-  }
 };
 
 // Every instruction set against one reference.

@@ -84,12 +84,12 @@ class ForwardAheadTest : public testing::TestWithParam<WindowCase> {
       for (index_t line = 0; line < kLines; ++line) lines.insert(row_at(x, sizeof(float), b, n, h) + line * kCacheLine);
     return lines;
   }
-  // What the strips of a block ask for.
-  static Lines asked(NextRows next, index_t rows) {
+  // What the strips of a block ask for, so many at a time.
+  static Lines asked(NextRows next, index_t rows, index_t strips = 1) {
     Recorded::lines.clear();
-    for (index_t r = 0; r < rows; r += Target::kRows) {
-      StripAsks asks(next);
-      for (index_t n = 0; n <= next.share; ++n) asks.ask<Recorded>();
+    for (index_t r = 0; r < rows; r += strips * Target::kRows) {
+      StripAsks asks(next, strips);
+      for (index_t n = 0; n <= strips * next.share; ++n) asks.ask<Recorded>();
     }
     return {Recorded::lines.begin(), Recorded::lines.end()};
   }
@@ -147,6 +147,7 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
         EXPECT_EQ(ahead.of(block, unit).into_l2, prefetches_into_l2());
         const Lines now = asked(ahead.of(block, unit), block.rows);
         EXPECT_TRUE(holds(now, lines_of(f.out, b, h, first, rows)));
+        EXPECT_EQ(asked(ahead.of(block, unit), block.rows, kLaneQueries / Target::kRows), now);
         all.insert(now.begin(), now.end());
       }
   for (auto line = all.begin(); line != all.end(); ++line) {
