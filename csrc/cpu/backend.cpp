@@ -148,6 +148,12 @@ const Kernels& longest_forward_kernels(const Problem& p, const Kernels& kernels,
   return kernels;
 }
 
+const BackwardKernel& backward_kernel(const Problem& p, const Kernels& kernels) {
+  constexpr index_t kMostBytes = 512;  // Longer rows are up to 1 % slower by tall strips.
+  const bool tall = has_quick_products() && max_of(p.D, p.Dv) * kernels.elem_size <= kMostBytes;
+  return tall ? kernels.tall : kernels.backward;
+}
+
 Approach forward_approach(const Problem& p, const Kernels& kernels) {
   const index_t together = rows_together(p.Sq, p.group());
   return together > kernels.in_place_rows ? Approach::packed
@@ -179,8 +185,10 @@ class CpuBackend final : public Backend {
     const bool forward = pass == Pass::forward;
     const Kernels& chosen = choose_kernels(p, &e.reasons);
     const Kernels& kernels = forward ? longest_forward_kernels(p, chosen, e.reasons) : chosen;
-    const Tiles tiles = forward ? forward_tiles_of(p, kernels, e.reasons)
-                                : backward_tiles(p.D, p.Dv, kernels.elem_size, kernels.strip_rows, addend_per_query(p));
+    const BackwardKernel& backward = backward_kernel(p, kernels);
+    const Tiles tiles = forward
+                            ? forward_tiles_of(p, kernels, e.reasons)
+                            : backward_tiles(p.D, p.Dv, kernels.elem_size, backward.strip_rows, addend_per_query(p));
     const auto number = [](index_t n) { return std::to_string(n); };
     e.backend = name();
     e.instruction_set = kernels.instruction_set;
@@ -192,8 +200,9 @@ class CpuBackend final : public Backend {
       e.reasons.push_back("rows that see few keys are faster with the queries in the lanes than in strips of rows");
     } else {
       e.tile = "blocks of " + number(tiles.queries) + " queries x " + number(tiles.keys) + " keys, in strips of " +
-               number(kernels.strip_rows) + (forward ? " queries x " : " keys x ") + number(kernels.panel_columns) +
-               (forward ? " keys" : " queries") + ", " + kernels.arithmetic;
+               (forward ? number(kernels.strip_rows) + " queries x " + number(kernels.panel_columns) + " keys"
+                        : number(backward.strip_rows) + " keys x " + number(backward.panel_columns) + " queries") +
+               ", " + kernels.arithmetic;
     }
     return e;
   }
@@ -211,7 +220,7 @@ class CpuBackend final : public Backend {
     forward(f, executor);
   }
   void backward(const BackwardProblem& b, const Executor& executor) const override {
-    choose_kernels(b.problem, nullptr).backward(b, executor);
+    backward_kernel(b.problem, choose_kernels(b.problem, nullptr)).run(b, executor);
   }
   void rotate(const RotaryProblem& r, const Executor& executor) const override {
     cpu::rotate(r, rotations(), executor);

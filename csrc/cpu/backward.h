@@ -13,8 +13,8 @@
 #include <new>
 
 #include "core/thread_pool.h"
+#include "cpu/backward_ahead.h"
 #include "cpu/backward_gradients.h"
-#include "cpu/backward_plan.h"
 #include "cpu/dropout_bits.h"
 #include "cpu/pack.h"
 #include "cpu/rows_ahead.h"
@@ -37,6 +37,8 @@ class Backward {
   using Sums = KeySums<Target>;
   using Wave = typename BackwardPlan<Target>::Wave;
   using Memory = typename BackwardPlan<Target>::Memory;
+  using Rows = typename BackwardWalk<Target>::Rows;
+  using Keys = typename BackwardWalk<Target>::Keys;
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
  public:
@@ -46,6 +48,7 @@ class Backward {
         executor_(executor),
         format_(row_format<Target>(p_.dtype)),
         plan_(p_, executor),
+        walk_(plan_),
         gradients_(p_, plan_.addend, plan_.tiles) {}
 
   void run() {
@@ -58,7 +61,11 @@ class Backward {
     const Wave wave = plan_.plan_wave();
     const Workspace workspace(plan_.carve(wave, nullptr).bytes);
     const Memory memory = plan_.carve(wave, workspace.data());
-    for (int i = 0; i < wave.workers; ++i) *plan_.carve_scratch(memory.scratch + i * memory.scratch_bytes).loaded = -1;
+    for (int i = 0; i < wave.workers; ++i) {
+      const Scratch s = plan_.carve_scratch(memory.scratch + i * memory.scratch_bytes);
+      *s.loaded = -1;
+      new (s.asks) RowsInTurn;
+    }
     Slots slots(wave.blocks, wave.workers);
     for (index_t first = 0; first < plan_.units.count(); first += wave.units)
       run_wave(wave, memory, slots, first, min_of(wave.units, plan_.units.count() - first));
@@ -91,34 +98,10 @@ class Backward {
     parallel_for(executor_, n * per_unit, [&](index_t task, int i) {
       const index_t in_unit = task % per_unit;
       Rows r{};
-      if (rows_of(first + task / per_unit, in_unit / plan_.query_blocks, in_unit % plan_.query_blocks, r) &&
+      if (walk_.rows_of(first + task / per_unit, in_unit / plan_.query_blocks, in_unit % plan_.query_blocks, r) &&
           r.keys.empty())
         rows_without_keys(r, worker_of(i));
     });
-  }
-
-  // A query block as a task sees it.
-  struct Rows {
-    index_t b, h, first, count;
-    Sequence sequence;
-    ScoreRule<Real> rule;
-    Range keys;  // Seen by some of its queries.
-  };
-  bool rows_of(index_t unit, index_t g, index_t query_block, Rows& r) const {
-    r.b = plan_.units.b(unit);
-    r.h = plan_.units.hk(unit) * p_.group() + g;
-    r.sequence = p_.sequence(r.b);
-    r.first = query_block * plan_.tiles.queries;
-    if (r.first >= r.sequence.q_len) return false;
-    r.count = min_of(plan_.tiles.queries, r.sequence.q_len - r.first);
-    r.rule = p_.score_rule<Real>(r.b, r.h);
-    r.keys = r.rule.visible_keys(Range{r.first, r.first + r.count});
-    return true;
-  }
-
-  // The key blocks that some of its queries see.
-  Range key_blocks_of(const Rows& r) const {
-    return {r.keys.begin / plan_.tiles.keys, ceil_div(r.keys.end, plan_.tiles.keys)};
   }
 
   void pack(const Rows& r, const QueryBlock& q, const Scratch& s) const {
@@ -172,36 +155,18 @@ class Backward {
     worker.slots.give(slot, worker.index);
   }
 
-  // A key block as a task sees it.
-  struct Keys {
-    index_t unit, index, hk;
-    Sequence sequence;
-    Range keys;
-    index_t padded;  // Keys, in whole strips.
-    index_t chunks;  // Of the query blocks of its unit.
-  };
-  Keys keys_of(index_t unit, index_t kb) const {
-    const Sequence sequence = p_.sequence(plan_.units.b(unit));
-    const Range keys{kb * plan_.tiles.keys, min_of((kb + 1) * plan_.tiles.keys, sequence.k_len)};
-    return {unit,
-            kb,
-            plan_.units.hk(unit),
-            sequence,
-            keys,
-            round_up(keys.end - keys.begin, kRows),
-            plan_.chunks_of(sequence)};
-  }
-
   // A task for a whole key block. States: those of the unit's query blocks.
   void key_block(index_t unit, index_t kb, State* states, const Worker& worker) const {
-    const Keys k = keys_of(unit, kb);
+    const Keys k = walk_.keys_of(unit, kb);
     if (k.keys.empty()) return;
     const Scratch& s = worker.scratch;
     [[maybe_unused]] const typename Target::Tiles::Session session;
     load_keys(k, s);
     const Sums sums = s.sums.of(k.padded);
     sums.clear();
+    BackwardAhead<Target> ahead(plan_, walk_, f_, format_.size, k, *s.asks);
     for (index_t c = 0; c < k.chunks; ++c) {
+      if constexpr (Target::kTall) ahead.before_chunk(c);
       const bool apart = Target::kTiled && c > 0;  // Other products make sums of their own (chunks_of_blocks).
       const Sums own = apart ? s.chunk.of(k.padded) : sums;
       if (apart) own.clear();
@@ -212,18 +177,19 @@ class Backward {
 
   // A task for a chunk of a key block, whose sums join those of the chunks before.
   void chunk_of_key_block(index_t unit, index_t kb, index_t c, State* states, Sums sums, const Worker& worker) const {
-    const Keys k = keys_of(unit, kb);
+    const Keys k = walk_.keys_of(unit, kb);
     if (k.keys.empty() || c >= k.chunks) return;
-    const bool any = chunk_sees(k, c);
+    const bool any = walk_.chunk_sees(k, c);
     if (!any && c > 0) return;
     index_t before = c - 1, after = c + 1;
-    while (before >= 0 && !chunk_sees(k, before)) --before;
-    while (after < k.chunks && !chunk_sees(k, after)) ++after;
+    while (before >= 0 && !walk_.chunk_sees(k, before)) --before;
+    while (after < k.chunks && !walk_.chunk_sees(k, after)) ++after;
     if (!any && after < k.chunks) return;  // Of what no chunk sees the first one stores zeros.
     const Scratch& s = worker.scratch;
     [[maybe_unused]] const typename Target::Tiles::Session session;
     sums = sums.of(k.padded);
     const Sums own = before < 0 ? sums : s.chunk.of(k.padded);
+    s.asks->clear();
     load_keys(k, s);
     own.clear();
     meet_chunk(k, c, states, own, worker);
@@ -256,46 +222,30 @@ class Backward {
     store_rows(sums.dv, plan_.v_stride, Real(p_.dropout.keep_scale), f_.dv, p_.Dv, b, k.hk, row, n);
   }
 
-  // Calls work for the query blocks of a chunk until it returns true; whether it did.
-  template <class Work>
-  FA_INLINE bool any_of_chunk(const Keys& k, index_t c, const Work& work) const {
-    const index_t blocks = plan_.blocks_of(k.sequence);
-    return plan_.any_in_order({c * blocks / k.chunks, (c + 1) * blocks / k.chunks}, blocks / p_.group(), work);
-  }
-  bool chunk_sees(const Keys& k, index_t c) const {
-    return any_of_chunk(k, c, [&](index_t head, index_t block) {
-      Rows r{};
-      return sees(k, head, block, r);
-    });
-  }
   // False if none of them sees any of the keys.
   bool meet_chunk(const Keys& k, index_t c, State* states, const Sums& sums, const Worker& worker) const {
     bool any = false;
-    any_of_chunk(k, c, [&](index_t head, index_t block) {
+    walk_.any_of_chunk(k, c, [&](index_t head, index_t block) {
       any = meet(k, head, block, states, sums, worker) || any;
       return false;
     });
     return any;
   }
 
-  // Whether a query block sees some of the keys.
-  bool sees(const Keys& k, index_t head, index_t block, Rows& r) const {
-    return rows_of(k.unit, head, block, r) && r.keys.begin < k.keys.end && r.keys.end > k.keys.begin;
-  }
   bool meet(const Keys& k, index_t head, index_t block, State* states, const Sums& sums, const Worker& worker) const {
     const Scratch& s = worker.scratch;
     Rows r{};
-    if (!sees(k, head, block, r)) return false;
+    if (!walk_.sees(k, head, block, r)) return false;
     State& state = states[r.h % p_.group() * plan_.query_blocks + r.first / plan_.tiles.queries];
     state.packed.begin([&] {
       state.slot = worker.slots.take(worker.index);
-      state.turn.store(key_blocks_of(r).begin, std::memory_order_relaxed);
+      state.turn.store(walk_.key_blocks_of(r).begin, std::memory_order_relaxed);
       pack(r, plan_.carve_block(worker.blocks + state.slot * plan_.block_bytes), s);
     });
     state.packed.await();
     query_block(r, plan_.carve_block(worker.blocks + state.slot * plan_.block_bytes), state, k.index, k.keys, sums, s);
     // Its turn was the last one: nobody else is at it any more.
-    if (k.index + 1 == key_blocks_of(r).end) worker.slots.give(state.slot, worker.index);
+    if (k.index + 1 == walk_.key_blocks_of(r).end) worker.slots.give(state.slot, worker.index);
     return true;
   }
 
@@ -313,8 +263,8 @@ class Backward {
     for (index_t n = 0; n < keys.end - keys.begin; n += kRows) strip(r, q, keys, n, sums, s);
 
     while (state.turn.load(std::memory_order_acquire) != kb) std::this_thread::yield();
-    add_dq(r, q, keys, kb == key_blocks_of(r).begin, s);
-    if (kb + 1 == key_blocks_of(r).end) store_dq(r, q);
+    add_dq(r, q, keys, kb == walk_.key_blocks_of(r).begin, s);
+    if (kb + 1 == walk_.key_blocks_of(r).end) store_dq(r, q);
     state.turn.store(kb + 1, std::memory_order_release);
   }
 
@@ -340,10 +290,10 @@ class Backward {
     const auto strip = gradients_.strip(r.rule, {j, j + rows}, n, r.first, c, q.lse_log2, q.delta);
     for (index_t i = c.begin; i < c.end;) {
       const index_t origin = i / plan_.pitch * plan_.pitch, next = min_of(origin + plan_.pitch, c.end);
-      multiply_strip<Target, false>({s.k + n * plan_.stride, plan_.stride, kStep}, q_transposed, 0, plan_.depth, i,
-                                    next, s.scores + (i - origin), plan_.pitch);
-      multiply_strip<Target, false>({s.v + n * plan_.v_stride, plan_.v_stride, kStep}, dout_transposed, 0,
-                                    plan_.v_depth, i, next, s.dp + (i - origin), plan_.pitch);
+      multiply_queries({s.k + n * plan_.stride, plan_.stride, kStep}, q_transposed, {i, next}, s.scores + (i - origin),
+                       s);
+      multiply_queries({s.v + n * plan_.v_stride, plan_.v_stride, kStep}, dout_transposed, {i, next},
+                       s.dp + (i - origin), s);
       gradients_(strip, {i, next}, origin, s);
       i = next;
     }
@@ -353,6 +303,19 @@ class Backward {
                                        sums.dv + n * plan_.v_stride, plan_.v_stride);
     multiply_strip<Target, true, true>({s.ds_rows + from, ld, kStep}, q_direct, from, to, 0, plan_.stride,
                                        sums.dk + n * plan_.stride, plan_.stride);
+  }
+
+  // S^T or dP^T of some columns, in rows of plan_.pitch.
+  FA_INLINE void multiply_queries(const StripA<Elem>& a, const Panels<Target>& b, Range columns, Real* c,
+                                  const Scratch& s) const {
+    if constexpr (Target::kTall) {
+      PanelAsks asks(*s.asks);
+      Range watched = columns;
+      multiply_watched<Target, false>(a, b, 0, b.depth, columns.begin, columns.end, c, plan_.pitch, watched, asks,
+                                      false);
+    } else {
+      multiply_strip<Target, false>(a, b, 0, b.depth, columns.begin, columns.end, c, plan_.pitch);
+    }
   }
 
   // The first to add finds rows that nobody has cleared. Others find rows that left L2 where queries are many: they are
@@ -394,6 +357,7 @@ class Backward {
   const Executor& executor_;
   const RowFormat<Target> format_;
   const BackwardPlan<Target> plan_;
+  const BackwardWalk<Target> walk_;
   const BackwardGradients<Target> gradients_;
 };
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "cpu/on_demand.h"
+#include "cpu/rows_ahead.h"
 #include "cpu/slots.h"
 #include "cpu/target.h"
 
@@ -99,6 +100,7 @@ struct BackwardScratch {
   Elem *k, *v;             // keys x stride: multiplicands
   Elem* k_direct;          // B operand (keys, D)
   index_t* loaded;         // Which key block they are of: unit * key blocks + key block.
+  RowsInTurn* asks;        // see backward_ahead.h
   KeySums<Target> sums;    // Of a task that is alone with its key block.
   KeySums<Target> chunk;   // Of the chunk in work, unless it is the first; only where there are several.
   Real *scores, *dp;       // kRows x gradient_pitch each: S^T then P^T; dP^T then dS^T

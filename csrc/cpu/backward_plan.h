@@ -8,6 +8,7 @@
 #include "core/thread_pool.h"
 #include "cpu/backward_block.h"
 #include "cpu/gemm.h"
+#include "cpu/score_gradients.h"
 #include "cpu/score_tables.h"
 #include "cpu/units.h"
 #include "cpu/workspace.h"
@@ -183,6 +184,7 @@ struct BackwardPlan {
     s.v = c.take<Elem>(keys * v_stride);
     s.k_direct = c.take<Elem>(keys * stride);
     s.loaded = c.take<index_t>(1);
+    s.asks = c.take<RowsInTurn>(1);
     s.sums = take_sums(c);
     if (split || (Target::kTiled && most_chunks > 1)) s.chunk = take_sums(c);
     s.scores = c.take<Real>(kRows * pitch);

@@ -20,11 +20,11 @@
 namespace flash_attn::cpu {
 namespace {
 
-std::atomic<int> lanes_preferred{-1};  // By a test; negative: by none.
+std::atomic<int> supposed_quick{-1};  // By a test; negative: by none.
 
 }  // namespace
 
-void prefer_lanes(bool prefer) { lanes_preferred = prefer ? 1 : 0; }
+void suppose_quick_products(bool quick) { supposed_quick = quick ? 1 : 0; }
 
 #if defined(FLASH_ATTN_X86)
 namespace {
@@ -115,9 +115,9 @@ Features detect_features() {
 
 bool asks_between_products() { return made_by_amd(); }
 
-bool prefers_lanes() {
+bool has_quick_products() {
   static const bool quick = made_by_amd() && family() > 0x19;
-  const int told = lanes_preferred.load(std::memory_order_relaxed);
+  const int told = supposed_quick.load(std::memory_order_relaxed);
   return told < 0 ? quick : told > 0;
 }
 
@@ -130,7 +130,7 @@ bool idles_while_converting() { return made_by_amd(); }
 #else
 Features detect_features() { return {}; }
 bool asks_between_products() { return false; }
-bool prefers_lanes() { return lanes_preferred.load(std::memory_order_relaxed) > 0; }
+bool has_quick_products() { return supposed_quick.load(std::memory_order_relaxed) > 0; }
 bool prefetches_into_l2() { return false; }
 bool idles_while_converting() { return false; }
 #endif

@@ -18,13 +18,14 @@ Features detect_features();
 /// line, which is less than to wait for it later, unless it is in the caches already. A Xeon gained nothing.
 bool asks_between_products();
 
-/// Whether attention to few keys is computed with the queries in the lanes (forward_lanes.h) instead of in strips of
-/// rows. On a Zen 5, which multiplies 512 bits at a time, what strips do once a row takes up to a quarter of such calls
-/// (docs/cpu-kernels.md). A Zen 4, whose products take twice as long, was no faster for it in a trial, and a Xeon
-/// (fp32) is up to 8 % faster and up to 7 % slower.
-bool prefers_lanes();
-/// For tests, which run both on any processor: from now on as if it did, or did not.
-void prefer_lanes(bool prefer);
+/// Whether two products of 512 bits begin in each cycle, as on a Zen 5. Then attention to few keys is computed with the
+/// queries in the lanes (forward_lanes.h), since what strips of rows do once a row takes up to a quarter of such calls,
+/// and backward by tall strips (target.h), which ask for rows ahead of their turn (backward_ahead.h). On a Zen 4, whose
+/// products take twice as long, neither has been faster in a trial; a Xeon (fp32) is up to 8 % faster and up to 7 %
+/// slower with the former, and as fast with the latter (docs/cpu-kernels.md).
+bool has_quick_products();
+/// For tests, which run both on any processor: from now on as if it had, or had not.
+void suppose_quick_products(bool quick);
 
 /// Whether what is read a while later is better asked for into L2 than into L1. A prefetch into L1 holds one of its few
 /// miss buffers (24 in Zen 4) for as long as memory takes, and so do the loads beside it: decoding read 8.8 GB/s on a

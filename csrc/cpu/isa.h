@@ -5,6 +5,12 @@
 
 namespace flash_attn::cpu {
 
+// A backward pass, in strips of so many keys and panels of so many queries.
+struct BackwardKernel {
+  index_t strip_rows, panel_columns;
+  void (*run)(const BackwardProblem&, const Executor&);
+};
+
 // One set of kernels: an instruction set with a multiplicand format.
 struct Kernels {
   const char* instruction_set;
@@ -22,7 +28,8 @@ struct Kernels {
   index_t least_rows;
   // Runs over the sequences whose rows per key head are in [rows.begin, rows.end).
   void (*forward)(const ForwardProblem&, Range rows, const Executor&);
-  void (*backward)(const BackwardProblem&, const Executor&);
+  // Where products are quick (cpuid.h), `tall`: perhaps the same.
+  BackwardKernel backward, tall;
 };
 
 const Kernels& portable_kernels();

@@ -12,9 +12,10 @@ template <class Target>
 void run_forward(const ForwardProblem& problem, Range rows, const Executor& executor) {
   forward<Target>(problem, rows, executor);
 }
-template <class Target>
+// Backward, by strips of its own.
+template <class Target, class Strips>
 void run_backward(const BackwardProblem& problem, const Executor& executor) {
-  Backward<Target>(problem, executor).run();
+  Backward<Strips>(problem, executor).run();
   // These read softmax_d.
   if (problem.dsink) sink_gradient<Target>(problem, executor);
   if (problem.dbias.given()) BiasGradient<Target>(problem, executor).run();
@@ -31,7 +32,8 @@ constexpr Kernels kernels_of(const char* instruction_set, const char* arithmetic
           {Lanes<Target>::kMostDepth, Lanes<Target>::kKeys},
           Target::kTiled ? kTooFewForTiles + 1 : 0,
           run_forward<Target>,
-          run_backward<Target>};
+          {Target::kRows, Target::kPanel, run_backward<Target, Target>},
+          {TallStrips<Target>::kRows, TallStrips<Target>::kPanel, run_backward<Target, TallStrips<Target>>}};
 }
 
 }  // namespace flash_attn::cpu

@@ -30,7 +30,7 @@ FA_INLINE bool takes_lanes(const Problem& p, const Sequence& sequence, Approach 
                            index_t most_depth) {
   const bool reached = approach == Approach::packed ||
                        (approach == Approach::in_place && p.group() == 1 && sequence.k_len <= tiles.keys);
-  return reached && p.D <= most_depth && prefers_lanes() && has_plain_scores(p) && p.softcap == 0 &&
+  return reached && p.D <= most_depth && has_quick_products() && has_plain_scores(p) && p.softcap == 0 &&
          !p.dropout.active && fills_lanes(sequence) && sees_few_keys(p, sequence);
 }
 

@@ -1,6 +1,7 @@
 // Memory that is asked for ahead of its turn.
 #pragma once
 
+#include <cassert>
 #include <cstdint>
 #include <utility>
 
@@ -158,6 +159,30 @@ struct NextRows {
     rows[count++] = more;
     share = max_of(share, more.share);
   }
+};
+
+// Such rows of several operands, one operand after another.
+class RowsInTurn {
+ public:
+  static constexpr int kMost = 5;  // Operands.
+
+  void clear() { count_ = at_ = 0; }
+  void add(const RowsAhead& rows) {
+    assert(count_ < kMost);
+    rows_[count_++] = rows;
+  }
+  bool all_asked() const { return at_ == count_; }
+  template <class Into = IntoL1>
+  FA_INLINE void ask() {
+    if (all_asked()) return;
+    RowsAhead& rows = rows_[at_];
+    rows.ask<Into>();
+    if (rows.left == 0) ++at_;
+  }
+
+ private:
+  RowsAhead rows_[kMost];
+  int count_ = 0, at_ = 0;
 };
 
 // What a strip asks for, a row of each operand at a time: between the panels of its products. A prefetch waits for the

@@ -3,6 +3,7 @@
 //   Simd, Format, Elem, Real   see simd/ and gemm.h
 //   kRows                      rows of a strip: with kPanelVectors it fills the registers with accumulators
 //   kPanelVectors              vectors side by side in a panel; kPanel its columns
+//   kTall                      see TallStrips
 //   Tiles, kTiled              tile registers, where the micro-kernel works in them (tiles.h)
 //   kDepth, kWidth             packed operands are padded with zeros to multiples of them, in k and in columns;
 //                              kWidth is a multiple of kDepth, since columns of scores become k
@@ -32,9 +33,17 @@ struct Target {
   static constexpr int kPanel = PanelVectors * SimdT::W;
   using Tiles = TilesT;
   static constexpr bool kTiled = !std::is_same_v<TilesT, NoTiles>;
+  static constexpr bool kTall = !kTiled && Rows > PanelVectors&& SimdT::W == 16;
   static constexpr index_t kDepth = kTiled ? kTileDepth : FormatT::kStep;
   static constexpr index_t kWidth = kTiled ? kTileBlock : SimdT::W;
 };
+
+// As many accumulators in strips of twice as many rows and half as many vectors, where registers make squares: an
+// operand that is read from L2 serves twice as many rows. For processors with products so quick that L2 hardly follows.
+template <class T>
+using TallStrips =
+    std::conditional_t<!T::kTiled && T::Simd::W == 16 && T::kRows == T::kPanelVectors,
+                       Target<typename T::Simd, typename T::Format, 2 * T::kRows, T::kPanelVectors / 2>, T>;
 
 using Portable32 = Target<PortableSimd<float, 8>, Scalars<PortableSimd<float, 8>>, 4, 1>;
 using Portable64 = Target<PortableSimd<double, 4>, Scalars<PortableSimd<double, 4>>, 4, 1>;

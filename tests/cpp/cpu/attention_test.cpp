@@ -120,10 +120,6 @@ const Case kCases[] = {
 
 // Every instruction set against one reference.
 class CpuAttention : public ::testing::TestWithParam<std::tuple<DType, Case>> {
- protected:
-  void SetUp() override { cpu::prefer_lanes(true); }
-
- private:
   const Choices restored_;
 };
 
@@ -135,17 +131,17 @@ TEST_P(CpuAttention, MatchesDoublePrecision) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
     Attention run(c, dtype);
-    for (const bool lanes : {false, true}) {
-      SCOPED_TRACE(lanes ? "queries in the lanes" : "strips");
-      cpu::prefer_lanes(lanes);
+    for (const bool quick : {false, true}) {
+      SCOPED_TRACE(quick ? "queries in the lanes, tall strips" : "strips");
+      cpu::suppose_quick_products(quick);
       run.forward(default_executor(2));
       EXPECT_LE(relative_error(run.out, expected.out), bound);
       EXPECT_LE(relative_error(run.lse, expected.lse), dtype == DType::f64 ? 1e-12 : 1e-6);
+      run.backward(default_executor(2));
+      EXPECT_LE(relative_error(run.dq, expected.dq), bound);
+      EXPECT_LE(relative_error(run.dk, expected.dk), bound);
+      EXPECT_LE(relative_error(run.dv, expected.dv), bound);
     }
-    run.backward(default_executor(2));
-    EXPECT_LE(relative_error(run.dq, expected.dq), bound);
-    EXPECT_LE(relative_error(run.dk, expected.dk), bound);
-    EXPECT_LE(relative_error(run.dv, expected.dv), bound);
     if (dtype == DType::f64) break;  // The same code whatever is forced.
   }
 }
@@ -155,17 +151,21 @@ TEST_P(CpuAttention, DoesNotDependOnThreads) {
   for (const std::string& isa : cpu_instruction_sets()) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
-    Attention one(c, dtype);
-    one.forward(default_executor(1));
-    one.backward(default_executor(1));
-    Attention many(c, dtype);
-    many.forward(default_executor(5));
-    many.backward(default_executor(5));
-    EXPECT_EQ(one.out.bytes(), many.out.bytes());
-    EXPECT_EQ(one.lse.bytes(), many.lse.bytes());
-    EXPECT_EQ(one.dq.bytes(), many.dq.bytes());
-    EXPECT_EQ(one.dk.bytes(), many.dk.bytes());
-    EXPECT_EQ(one.dv.bytes(), many.dv.bytes());
+    for (const bool quick : {false, true}) {
+      SCOPED_TRACE(quick ? "queries in the lanes, tall strips" : "strips");
+      cpu::suppose_quick_products(quick);
+      Attention one(c, dtype);
+      one.forward(default_executor(1));
+      one.backward(default_executor(1));
+      Attention many(c, dtype);
+      many.forward(default_executor(5));
+      many.backward(default_executor(5));
+      EXPECT_EQ(one.out.bytes(), many.out.bytes());
+      EXPECT_EQ(one.lse.bytes(), many.lse.bytes());
+      EXPECT_EQ(one.dq.bytes(), many.dq.bytes());
+      EXPECT_EQ(one.dk.bytes(), many.dk.bytes());
+      EXPECT_EQ(one.dv.bytes(), many.dv.bytes());
+    }
     if (dtype == DType::f64) break;
   }
 }
@@ -180,7 +180,7 @@ TEST(CpuExplanation, SaysWhereQueriesAre) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
     const bool vectors_of_16 = isa.rfind("avx512", 0) == 0 || isa.rfind("amx", 0) == 0;  // Of fp32, for either.
-    cpu::prefer_lanes(true);
+    cpu::suppose_quick_products(true);
     EXPECT_EQ(in_lanes({1, 2, 2, 256, 256, 64, 64}, {}), vectors_of_16);
     EXPECT_EQ(in_lanes({1, 2, 2, 64, 64, 64, 64}, {}), vectors_of_16);
     EXPECT_EQ(in_lanes({1, 1, 1, 900, 900, 64, 64}, with(false, 100, 0, 0, false, 0)), vectors_of_16);
@@ -190,8 +190,27 @@ TEST(CpuExplanation, SaysWhereQueriesAre) {
     EXPECT_FALSE(in_lanes({1, 2, 1, 32, 64, 64, 64}, {}));      // Heads that share keys in place.
     EXPECT_FALSE(in_lanes({1, 2, 2, 100, 100, 64, 64}, {}));    // A quarter of the lanes would be empty.
     EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 128, 128}, {}));  // Rows of many bytes.
-    cpu::prefer_lanes(false);
+    cpu::suppose_quick_products(false);
     EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 64, 64}, {}));
+  }
+}
+
+TEST(CpuExplanation, SaysHowTallStripsAre) {
+  const Choices restored;
+  const Attention attention({"", {1, 2, 2, 256, 256, 128, 64}, {}}, DType::f32);
+  const Attention wide({"", {1, 2, 2, 256, 256, 64, 132}, {}}, DType::f32);
+  for (const std::string& isa : cpu_instruction_sets()) {
+    SCOPED_TRACE(isa);
+    force_cpu_instruction_set(isa);
+    const auto strips = [&](bool quick) {
+      cpu::suppose_quick_products(quick);
+      return explain(attention.problem, Pass::backward).tile;
+    };
+    const bool vectors_of_16 = isa.rfind("avx512", 0) == 0 || isa.rfind("amx", 0) == 0;  // Of fp32, for either.
+    EXPECT_EQ(strips(false).find("strips of 4 keys x 64 queries") != std::string::npos, vectors_of_16);
+    EXPECT_EQ(strips(true).find("strips of 8 keys x 32 queries") != std::string::npos, vectors_of_16);
+    EXPECT_EQ(strips(false) == strips(true), !vectors_of_16);
+    EXPECT_EQ(explain(wide.problem, Pass::backward).tile.find("strips of 8 keys"), std::string::npos);
   }
 }
 

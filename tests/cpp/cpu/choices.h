@@ -7,10 +7,10 @@
 namespace flash_attn::testing {
 
 struct Choices {
-  const bool lanes = cpu::prefers_lanes();
+  const bool quick = cpu::has_quick_products();
   ~Choices() {
     force_cpu_instruction_set("");
-    cpu::prefer_lanes(lanes);
+    cpu::suppose_quick_products(quick);
   }
 };
 

@@ -5,6 +5,7 @@
 #include <set>
 #include <vector>
 
+#include "cpu/backward_ahead.h"
 #include "cpu/forward_ahead.h"
 
 namespace flash_attn::cpu {
@@ -158,6 +159,78 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
     };
     EXPECT_TRUE(in(q) || in(k) || in(v) || in(out));
   }
+}
+
+// The same tasks backward: key blocks of a unit, each with the chunks of query blocks that see it.
+class BackwardAheadTest : public testing::Test {
+ protected:
+  using Target = Portable32;
+  using Walk = BackwardWalk<Target>;
+  static constexpr index_t kB = 2, kHk = 2, kGroup = 2, kH = kHk * kGroup, kS = 1900, kD = 32;
+
+  Operand operand(index_t heads) {
+    memory.emplace_back(std::size_t(kB * kS * heads * kD));
+    return {memory.back().data(), kS * heads * kD, heads * kD, kD};
+  }
+  static std::multiset<const char*> lines_of(const Operand& x, index_t b, index_t h, Range rows) {
+    std::multiset<const char*> lines;
+    for (index_t n = rows.begin; n < rows.end; ++n)
+      for (index_t at = 0; at < kD * index_t(sizeof(float)); at += kCacheLine)
+        lines.insert(row_at(x, sizeof(float), b, n, h) + at);
+    return lines;
+  }
+  static bool holds(const std::multiset<const char*>& all, const std::multiset<const char*>& some) {
+    return std::includes(all.begin(), all.end(), some.begin(), some.end());
+  }
+  void expect_asked_once(std::int64_t left);
+
+  std::vector<std::vector<float>> memory;
+};
+
+void BackwardAheadTest::expect_asked_once(std::int64_t left) {
+  SCOPED_TRACE(testing::Message() << "window " << left);
+  BackwardProblem backward;
+  Problem& p = backward.problem;
+  p.B = kB, p.H = kH, p.Hk = kHk, p.D = p.Dv = kD, p.Sq = p.Sk = kS, p.Tq = p.Tk = kB * kS;
+  p.window_left = left, p.window_right = 0;
+  p.q = operand(kH), p.k = operand(kHk), p.v = operand(kHk);
+  backward.out = operand(kH), backward.dout = operand(kH);
+  const Executor alone;
+  const BackwardPlan<Target> plan(p, alone);
+  const Walk walk(plan);
+  std::multiset<const char*> all;
+  bool first_rows = true;
+  for (index_t unit = 0; unit < plan.units.count(); ++unit)
+    for (index_t kb = 0; kb < plan.key_blocks; ++kb) {
+      const auto k = walk.keys_of(unit, kb);
+      SCOPED_TRACE(testing::Message() << "unit " << unit << ", key block " << kb);
+      for (const Operand* x : {&p.k, &p.v}) {
+        EXPECT_EQ(holds(all, lines_of(*x, plan.units.b(unit), k.hk, k.keys)), unit > 0 || kb > 0);
+      }
+      RowsInTurn asks;
+      BackwardAhead<Target> ahead(plan, walk, backward, sizeof(float), k, asks);
+      for (index_t c = 0; c < k.chunks; ++c) {
+        walk.any_of_chunk(k, c, [&](index_t head, index_t block) {
+          Walk::Rows r{};
+          if (!walk.sees(k, head, block, r) || walk.key_blocks_of(r).begin != kb) return false;
+          for (const Operand* x : {&p.q, &backward.dout, &backward.out}) {
+            EXPECT_EQ(holds(all, lines_of(*x, r.b, r.h, {r.first, r.first + r.count})), !first_rows) << "chunk " << c;
+          }
+          first_rows = false;
+          return false;
+        });
+        ahead.before_chunk(c);
+        if (!walk.chunk_sees(k, c)) continue;
+        Recorded::lines.clear();
+        while (!asks.all_asked()) asks.ask<Recorded>();
+        all.insert(Recorded::lines.begin(), Recorded::lines.end());
+      }
+    }
+  EXPECT_EQ(std::set<const char*>(all.begin(), all.end()).size(), all.size());  // None twice.
+}
+
+TEST_F(BackwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
+  for (const std::int64_t left : {0, 100, 512, 700, -1}) expect_asked_once(left);
 }
 
 // Rows that share the sets of an L1 of 32 KB and 8 ways take half of it at most.
