@@ -13,7 +13,7 @@ namespace flash_attn::cpu {
 // What watches products (gemm.h) to ask.
 class PanelAsks {
  public:
-  explicit PanelAsks(RowsInTurn& rows) : rows_(&rows) {}
+  FA_INLINE explicit PanelAsks(RowsInTurn& rows) : rows_(&rows) {}
 
   FA_INLINE void begin_panel() {
     constexpr int kOfPanel = 2;

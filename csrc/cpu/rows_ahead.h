@@ -166,12 +166,12 @@ class RowsInTurn {
  public:
   static constexpr int kMost = 5;  // Operands.
 
-  void clear() { count_ = at_ = 0; }
-  void add(const RowsAhead& rows) {
+  FA_INLINE void clear() { count_ = at_ = 0; }
+  FA_INLINE void add(const RowsAhead& rows) {
     assert(count_ < kMost);
     rows_[count_++] = rows;
   }
-  bool all_asked() const { return at_ == count_; }
+  FA_INLINE bool all_asked() const { return at_ == count_; }
   template <class Into = IntoL1>
   FA_INLINE void ask() {
     if (all_asked()) return;

@@ -33,7 +33,7 @@ struct Target {
   static constexpr int kPanel = PanelVectors * SimdT::W;
   using Tiles = TilesT;
   static constexpr bool kTiled = !std::is_same_v<TilesT, NoTiles>;
-  static constexpr bool kTall = !kTiled && Rows > PanelVectors&& SimdT::W == 16;
+  static constexpr bool kTall = !kTiled && SimdT::W == 16 && (Rows > PanelVectors);
   static constexpr index_t kDepth = kTiled ? kTileDepth : FormatT::kStep;
   static constexpr index_t kWidth = kTiled ? kTileBlock : SimdT::W;
 };
