@@ -164,7 +164,7 @@ class Backward {
     load_keys(k, s);
     const Sums sums = s.sums.of(k.padded);
     sums.clear();
-    BackwardAhead<Target> ahead(plan_, walk_, f_, format_.size, k, *s.asks);
+    BackwardAhead<Target> ahead(plan_, walk_, f_, k, *s.asks);
     for (index_t c = 0; c < k.chunks; ++c) {
       if constexpr (Target::kTall) ahead.before_chunk(c);
       const bool apart = Target::kTiled && c > 0;  // Other products make sums of their own (chunks_of_blocks).

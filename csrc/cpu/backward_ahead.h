@@ -34,9 +34,9 @@ class BackwardAhead {
   using Keys = typename Walk::Keys;
 
  public:
-  BackwardAhead(const BackwardPlan<Target>& plan, const Walk& walk, const BackwardProblem& backward, index_t size,
-                const Keys& keys, RowsInTurn& asks)
-      : plan_(plan), walk_(walk), f_(backward), p_(backward.problem), size_(size), k_(keys), asks_(asks) {
+  BackwardAhead(const BackwardPlan<Target>& plan, const Walk& walk, const BackwardProblem& backward, const Keys& keys,
+                RowsInTurn& asks)
+      : plan_(plan), walk_(walk), f_(backward), p_(backward.problem), k_(keys), asks_(asks) {
     asks_.clear();
   }
 
@@ -75,14 +75,14 @@ class BackwardAhead {
     add(x, plan_.units.b(k.unit), k.sequence.k_begin + k.keys.begin, k.hk, k.keys.end - k.keys.begin, features);
   }
   void add(const Operand& x, index_t b, index_t row, index_t h, index_t count, index_t features) {
-    asks_.add({row_at(x, size_, b, row, h), x.row_stride * size_, features * size_, count, 0});
+    const index_t size = size_of(p_.dtype);
+    asks_.add({row_at(x, size, b, row, h), x.row_stride * size, features * size, count, 0});
   }
 
   const BackwardPlan<Target>& plan_;
   const Walk& walk_;
   const BackwardProblem& f_;
   const Problem& p_;
-  const index_t size_;  // Bytes of an element.
   const Keys& k_;
   RowsInTurn& asks_;
   index_t next_ = 0;  // The chunk whose query block is asked for.

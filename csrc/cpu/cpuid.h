@@ -21,8 +21,8 @@ bool asks_between_products();
 /// Whether two products of 512 bits begin in each cycle, as on a Zen 5. Then attention to few keys is computed with the
 /// queries in the lanes (forward_lanes.h), since what strips of rows do once a row takes up to a quarter of such calls,
 /// and backward by tall strips (target.h), which ask for rows ahead of their turn (backward_ahead.h). On a Zen 4, whose
-/// products take twice as long, neither has been faster in a trial; a Xeon (fp32) is up to 8 % faster and up to 7 %
-/// slower with the former, and as fast with the latter (docs/cpu-kernels.md).
+/// products take twice as long, the former was no faster in a trial, and the latter has not been measured; a Xeon is up
+/// to 8 % faster and up to 7 % slower with the former (fp32), and as fast with the latter (docs/cpu-kernels.md).
 bool has_quick_products();
 /// For tests, which run both on any processor: from now on as if it had, or had not.
 void suppose_quick_products(bool quick);

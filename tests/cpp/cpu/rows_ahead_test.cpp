@@ -59,13 +59,26 @@ struct WindowCase {
   index_t queries = 128;   // Of a block, on processors that ask.
 };
 
+constexpr index_t kD = 32;
+using Lines = std::multiset<const char*>;
+
+// Of some rows of a head.
+Lines lines_of(const Operand& x, index_t b, index_t h, Range rows) {
+  Lines lines;
+  for (index_t n = rows.begin; n < rows.end; ++n)
+    for (index_t at = 0; at < kD * index_t(sizeof(float)); at += kCacheLine)
+      lines.insert(row_at(x, sizeof(float), b, n, h) + at);
+  return lines;
+}
+bool holds(const Lines& all, const Lines& some) {
+  return std::all_of(some.begin(), some.end(), [&](const char* line) { return all.count(line) > 0; });
+}
+
 // Units of (b, hk).
 class ForwardAheadTest : public testing::TestWithParam<WindowCase> {
  protected:
   using Target = Portable32;
-  using Lines = std::multiset<const char*>;
-  static constexpr index_t kB = 2, kHk = 2, kGroup = 2, kH = kHk * kGroup, kD = 32;
-  static constexpr index_t kRowBytes = kD * index_t(sizeof(float)), kLines = kRowBytes / kCacheLine;
+  static constexpr index_t kB = 2, kHk = 2, kGroup = 2, kH = kHk * kGroup;
 
   ForwardAheadTest() {
     Problem& p = f.problem;
@@ -78,13 +91,6 @@ class ForwardAheadTest : public testing::TestWithParam<WindowCase> {
     x.resize(std::size_t(kB * S * row));
     return {x.data(), S * row, row, kD};
   }
-  // Lines of rows first .. first + count - 1 of a head.
-  static Lines lines_of(const Operand& x, index_t b, index_t h, index_t first, index_t count) {
-    Lines lines;
-    for (index_t n = first; n < first + count; ++n)
-      for (index_t line = 0; line < kLines; ++line) lines.insert(row_at(x, sizeof(float), b, n, h) + line * kCacheLine);
-    return lines;
-  }
   // What the strips of a block ask for, so many at a time.
   static Lines asked(NextRows next, index_t rows, index_t strips = 1) {
     Recorded::lines.clear();
@@ -93,9 +99,6 @@ class ForwardAheadTest : public testing::TestWithParam<WindowCase> {
       for (index_t n = 0; n <= strips * next.share; ++n) asks.ask<Recorded>();
     }
     return {Recorded::lines.begin(), Recorded::lines.end()};
-  }
-  static bool holds(const Lines& all, const Lines& some) {
-    return std::all_of(some.begin(), some.end(), [&](const char* line) { return all.count(line) > 0; });
   }
 
   const index_t S = GetParam().length;
@@ -134,20 +137,20 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
         const Range keys = rule.visible_keys(Range{first, first + rows});
         SCOPED_TRACE(testing::Message() << "b " << b << ", head " << h << ", first query " << first);
         if (unit > 0 || g > 0 || first != blocks[0]) {
-          EXPECT_TRUE(holds(all, lines_of(p.q, b, h, first, rows)));
+          EXPECT_TRUE(holds(all, lines_of(p.q, b, h, {first, first + rows})));
         }
         // Parts are packed as a whole.
         const index_t begin = keys.begin / kPackedKeys * kPackedKeys, end = min_of(round_up(keys.end, kPackedKeys), S);
         for (index_t key = begin; key < end; ++key) {
           if (unit == 0 && unasked.begin / kPackedKeys * kPackedKeys <= key && key < round_up(unasked.end, kPackedKeys))
             continue;
-          EXPECT_TRUE(holds(all, lines_of(p.k, b, units.hk(unit), key, 1))) << "key " << key;
-          EXPECT_TRUE(holds(all, lines_of(p.v, b, units.hk(unit), key, 1))) << "key " << key;
+          EXPECT_TRUE(holds(all, lines_of(p.k, b, units.hk(unit), {key, key + 1}))) << "key " << key;
+          EXPECT_TRUE(holds(all, lines_of(p.v, b, units.hk(unit), {key, key + 1}))) << "key " << key;
         }
         const ForwardBlock<Target> block{b, h, 1, first, rows, p.sequence(b), &rule, nullptr, 0, nullptr, keys, 0, {}};
         EXPECT_EQ(ahead.of(block, unit).into_l2, prefetches_into_l2());
         const Lines now = asked(ahead.of(block, unit), block.rows);
-        EXPECT_TRUE(holds(now, lines_of(f.out, b, h, first, rows)));
+        EXPECT_TRUE(holds(now, lines_of(f.out, b, h, {first, first + rows})));
         EXPECT_EQ(asked(ahead.of(block, unit), block.rows, kLaneQueries / Target::kRows), now);
         all.insert(now.begin(), now.end());
       }
@@ -166,21 +169,11 @@ class BackwardAheadTest : public testing::Test {
  protected:
   using Target = Portable32;
   using Walk = BackwardWalk<Target>;
-  static constexpr index_t kB = 2, kHk = 2, kGroup = 2, kH = kHk * kGroup, kS = 1900, kD = 32;
+  static constexpr index_t kB = 2, kHk = 2, kGroup = 2, kH = kHk * kGroup, kS = 1900;
 
   Operand operand(index_t heads) {
     memory.emplace_back(std::size_t(kB * kS * heads * kD));
     return {memory.back().data(), kS * heads * kD, heads * kD, kD};
-  }
-  static std::multiset<const char*> lines_of(const Operand& x, index_t b, index_t h, Range rows) {
-    std::multiset<const char*> lines;
-    for (index_t n = rows.begin; n < rows.end; ++n)
-      for (index_t at = 0; at < kD * index_t(sizeof(float)); at += kCacheLine)
-        lines.insert(row_at(x, sizeof(float), b, n, h) + at);
-    return lines;
-  }
-  static bool holds(const std::multiset<const char*>& all, const std::multiset<const char*>& some) {
-    return std::includes(all.begin(), all.end(), some.begin(), some.end());
   }
   void expect_asked_once(std::int64_t left);
 
@@ -198,7 +191,7 @@ void BackwardAheadTest::expect_asked_once(std::int64_t left) {
   const Executor alone;
   const BackwardPlan<Target> plan(p, alone);
   const Walk walk(plan);
-  std::multiset<const char*> all;
+  Lines all;
   bool first_rows = true;
   for (index_t unit = 0; unit < plan.units.count(); ++unit)
     for (index_t kb = 0; kb < plan.key_blocks; ++kb) {
@@ -208,7 +201,7 @@ void BackwardAheadTest::expect_asked_once(std::int64_t left) {
         EXPECT_EQ(holds(all, lines_of(*x, plan.units.b(unit), k.hk, k.keys)), unit > 0 || kb > 0);
       }
       RowsInTurn asks;
-      BackwardAhead<Target> ahead(plan, walk, backward, sizeof(float), k, asks);
+      BackwardAhead<Target> ahead(plan, walk, backward, k, asks);
       for (index_t c = 0; c < k.chunks; ++c) {
         walk.any_of_chunk(k, c, [&](index_t head, index_t block) {
           Walk::Rows r{};
