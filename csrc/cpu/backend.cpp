@@ -149,9 +149,9 @@ const Kernels& longest_forward_kernels(const Problem& p, const Kernels& kernels,
 }
 
 const BackwardKernel& backward_kernel(const Problem& p, const Kernels& kernels) {
-  constexpr index_t kMostBytes = 512;  // Longer rows are up to 1 % slower by tall strips.
-  const bool tall = has_quick_products() && max_of(p.D, p.Dv) * kernels.elem_size <= kMostBytes;
-  return tall ? kernels.tall : kernels.backward;
+  constexpr index_t kMostBytes = 512;  // Longer rows are up to 1 % slower by tall strips, and fp32 on a Zen 4.
+  const bool gains = core() == Core::zen5 || (core() == Core::zen4 && kernels.elem_size < index_t(sizeof(float)));
+  return gains && max_of(p.D, p.Dv) * kernels.elem_size <= kMostBytes ? kernels.tall : kernels.backward;
 }
 
 Approach forward_approach(const Problem& p, const Kernels& kernels) {
@@ -194,7 +194,8 @@ class CpuBackend final : public Backend {
     e.instruction_set = kernels.instruction_set;
     e.kernel =
         std::string("cpu.") + (forward ? "forward." : "backward.") + to_string(p.dtype) + "." + kernels.instruction_set;
-    if (forward && takes_lanes(p, {0, p.Sq, 0, p.Sk}, forward_approach(p, kernels), tiles, kernels.lanes.depth)) {
+    if (forward && takes_lanes(p, {0, p.Sq, 0, p.Sk}, forward_approach(p, kernels), tiles, kernels.lanes.depth,
+                               kernels.elem_size)) {
       e.tile = number(kLaneQueries) + " queries, in the lanes, x up to " + number(kernels.lanes.keys) + " keys, " +
                kernels.arithmetic;
       e.reasons.push_back("rows that see few keys are faster with the queries in the lanes than in strips of rows");

@@ -20,11 +20,11 @@
 namespace flash_attn::cpu {
 namespace {
 
-std::atomic<int> supposed_quick{-1};  // By a test; negative: by none.
+std::atomic<int> supposed_core{-1};  // By a test; negative: by none.
 
 }  // namespace
 
-void suppose_quick_products(bool quick) { supposed_quick = quick ? 1 : 0; }
+void suppose_core(Core core) { supposed_core = static_cast<int>(core); }
 
 #if defined(FLASH_ATTN_X86)
 namespace {
@@ -71,7 +71,8 @@ bool made_by_amd() {
   return by_amd;
 }
 
-// AMD's families, of which Zen 3 and 4 are 0x19 and Zen 5 is 0x1a: the base family 15 and the extension on top of it.
+// AMD's families, of which Zen 3 (without AVX-512) and 4 are 0x19 and Zen 5 is 0x1a: the base family 15 and the
+// extension on top of it.
 std::uint32_t family() {
   const std::uint32_t signature = cpuid(1, 0).a;
   return (signature >> 8 & 15) + (signature >> 20 & 255);
@@ -115,10 +116,10 @@ Features detect_features() {
 
 bool asks_between_products() { return made_by_amd(); }
 
-bool has_quick_products() {
-  static const bool quick = made_by_amd() && family() > 0x19;
-  const int told = supposed_quick.load(std::memory_order_relaxed);
-  return told < 0 ? quick : told > 0;
+Core core() {
+  static const Core own = !made_by_amd() || family() < 0x19 ? Core::other : family() > 0x19 ? Core::zen5 : Core::zen4;
+  const int told = supposed_core.load(std::memory_order_relaxed);
+  return told < 0 ? own : static_cast<Core>(told);
 }
 
 bool prefetches_into_l2() {
@@ -130,7 +131,10 @@ bool idles_while_converting() { return made_by_amd(); }
 #else
 Features detect_features() { return {}; }
 bool asks_between_products() { return false; }
-bool has_quick_products() { return supposed_quick.load(std::memory_order_relaxed) > 0; }
+Core core() {
+  const int told = supposed_core.load(std::memory_order_relaxed);
+  return told < 0 ? Core::other : static_cast<Core>(told);
+}
 bool prefetches_into_l2() { return false; }
 bool idles_while_converting() { return false; }
 #endif

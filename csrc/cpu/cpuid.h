@@ -18,14 +18,14 @@ Features detect_features();
 /// line, which is less than to wait for it later, unless it is in the caches already. A Xeon gained nothing.
 bool asks_between_products();
 
-/// Whether two products of 512 bits begin in each cycle, as on a Zen 5. Then attention to few keys is computed with the
-/// queries in the lanes (forward_lanes.h), since what strips of rows do once a row takes up to a quarter of such calls,
-/// and backward by tall strips (target.h), which ask for rows ahead of their turn (backward_ahead.h). On a Zen 4, whose
-/// products take twice as long, the former was no faster in a trial, and the latter has not been measured; a Xeon is up
-/// to 8 % faster and up to 7 % slower with the former (fp32), and as fast with the latter (docs/cpu-kernels.md).
-bool has_quick_products();
-/// For tests, which run both on any processor: from now on as if it had, or had not.
-void suppose_quick_products(bool quick);
+/// Cores on which other kernels of an instruction set are the faster ones: where queries go into the lanes (lanes.h),
+/// and where backward takes tall strips (backend.cpp). A Zen 5 begins two products of 512 bits in a cycle, a Zen 4 one;
+/// later cores of AMD's count as Zen 5. A Xeon is up to 8 % faster and up to 7 % slower with queries in the lanes
+/// (fp32), and as fast by tall strips (docs/cpu-kernels.md).
+enum class Core { other, zen4, zen5 };
+Core core();
+/// For tests, which run the kernels of all of them on any processor.
+void suppose_core(Core core);
 
 /// Whether what is read a while later is better asked for into L2 than into L1. A prefetch into L1 holds one of its few
 /// miss buffers (24 in Zen 4) for as long as memory takes, and so do the loads beside it: decoding read 8.8 GB/s on a

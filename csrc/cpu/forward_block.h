@@ -210,7 +210,7 @@ struct ForwardPlan {
   // Whether queries of a sequence are in the lanes.
   bool in_lanes(const Sequence& sequence) const {
     const Tiles whole = forward_tiles(approach, p.D, p.Dv, sizeof(Elem), kRows);
-    return !f.s_dmask && takes_lanes(p, sequence, approach, whole, Lanes<Target>::kMostDepth);
+    return !f.s_dmask && takes_lanes(p, sequence, approach, whole, Lanes<Target>::kMostDepth, sizeof(Elem));
   }
   index_t count_in_lanes() const {
     index_t count = 0;

@@ -204,9 +204,9 @@ class ForwardLanes {
         multiply_step<Micro, Vectors>(a, kStep, b, sum);
       for (int t = 0; t < kRows; ++t)
         for (int n = 0; n < Vectors; ++n) {
-          const V score = edges.hide(Simd::from_products(sum[t][n]), t, n);
-          Simd::store(x + t * kQueries + n * W, score);
-          top[n] = vmax(top[n], score);
+          const V score = edges.hide(sum[t][n], t, n);
+          top[n] = vmax(top[n], score);  // Before it is stored: see from_products.
+          Simd::store(x + t * kQueries + n * W, Simd::from_products(score));
         }
     }
     for (int n = 0; n < Vectors; ++n) tops[n] = top[n];

@@ -28,7 +28,7 @@ struct Kernels {
   index_t least_rows;
   // Runs over the sequences whose rows per key head are in [rows.begin, rows.end).
   void (*forward)(const ForwardProblem&, Range rows, const Executor&);
-  // Where products are quick (cpuid.h), `tall`: perhaps the same.
+  // In strips of most rows, and in tall ones where some core gains by them (TallStrips): perhaps the same.
   BackwardKernel backward, tall;
 };
 

@@ -134,9 +134,9 @@ TEST_P(CpuAttention, MatchesDoublePrecision) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
     Attention run(c, dtype);
-    for (const bool quick : {false, true}) {
-      SCOPED_TRACE(quick ? "queries in the lanes, tall strips" : "strips");
-      cpu::suppose_quick_products(quick);
+    for (const cpu::Core core : {cpu::Core::other, cpu::Core::zen5}) {
+      SCOPED_TRACE(core == cpu::Core::zen5 ? "queries in the lanes, tall strips" : "strips");
+      cpu::suppose_core(core);
       run.forward(default_executor(2));
       EXPECT_LE(relative_error(run.out, expected.out), bound);
       EXPECT_LE(relative_error(run.lse, expected.lse), dtype == DType::f64 ? 1e-12 : 1e-6);
@@ -154,9 +154,9 @@ TEST_P(CpuAttention, DoesNotDependOnThreads) {
   for (const std::string& isa : cpu_instruction_sets()) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
-    for (const bool quick : {false, true}) {
-      SCOPED_TRACE(quick ? "queries in the lanes, tall strips" : "strips");
-      cpu::suppose_quick_products(quick);
+    for (const cpu::Core core : {cpu::Core::other, cpu::Core::zen5}) {
+      SCOPED_TRACE(core == cpu::Core::zen5 ? "queries in the lanes, tall strips" : "strips");
+      cpu::suppose_core(core);
       Attention one(c, dtype);
       one.forward(default_executor(1));
       one.backward(default_executor(1));
@@ -183,7 +183,7 @@ TEST(CpuExplanation, SaysWhereQueriesAre) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
     const bool vectors_of_16 = isa.rfind("avx512", 0) == 0 || isa.rfind("amx", 0) == 0;  // Of fp32, for either.
-    cpu::suppose_quick_products(true);
+    cpu::suppose_core(cpu::Core::zen5);
     EXPECT_EQ(in_lanes({1, 2, 2, 256, 256, 64, 64}, {}), vectors_of_16);
     EXPECT_EQ(in_lanes({1, 2, 2, 64, 64, 64, 64}, {}), vectors_of_16);
     EXPECT_EQ(in_lanes({1, 1, 1, 900, 900, 64, 64}, with(false, 100, 0, 0, false, 0)), vectors_of_16);
@@ -193,8 +193,11 @@ TEST(CpuExplanation, SaysWhereQueriesAre) {
     EXPECT_FALSE(in_lanes({1, 2, 1, 32, 64, 64, 64}, {}));      // Heads that share keys in place.
     EXPECT_FALSE(in_lanes({1, 2, 2, 100, 100, 64, 64}, {}));    // A quarter of the lanes would be empty.
     EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 128, 128}, {}));  // Rows of many bytes.
-    cpu::suppose_quick_products(false);
+    cpu::suppose_core(cpu::Core::zen4);
+    EXPECT_EQ(in_lanes({1, 2, 2, 256, 256, 32, 32}, {}), vectors_of_16);
     EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 64, 64}, {}));
+    cpu::suppose_core(cpu::Core::other);
+    EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 32, 32}, {}));
   }
 }
 
@@ -202,18 +205,23 @@ TEST(CpuExplanation, SaysHowTallStripsAre) {
   const Choices restored;
   const Attention attention({"", {1, 2, 2, 256, 256, 128, 64}, {}}, DType::f32);
   const Attention wide({"", {1, 2, 2, 256, 256, 64, 132}, {}}, DType::f32);
+  const Attention pairs({"", {1, 2, 2, 256, 256, 128, 64}, {}}, DType::bf16);
   for (const std::string& isa : cpu_instruction_sets()) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
-    const auto strips = [&](bool quick) {
-      cpu::suppose_quick_products(quick);
-      return explain(attention.problem, Pass::backward).tile;
+    const auto strips = [&](cpu::Core core, const Attention& of) {
+      cpu::suppose_core(core);
+      return explain(of.problem, Pass::backward).tile;
     };
+    const std::string own = strips(cpu::Core::other, attention), tall = strips(cpu::Core::zen5, attention);
     const bool vectors_of_16 = isa.rfind("avx512", 0) == 0 || isa.rfind("amx", 0) == 0;  // Of fp32, for either.
-    EXPECT_EQ(strips(false).find("strips of 4 keys x 64 queries") != std::string::npos, vectors_of_16);
-    EXPECT_EQ(strips(true).find("strips of 8 keys x 32 queries") != std::string::npos, vectors_of_16);
-    EXPECT_EQ(strips(false) == strips(true), !vectors_of_16);
-    EXPECT_EQ(explain(wide.problem, Pass::backward).tile.find("strips of 8 keys"), std::string::npos);
+    EXPECT_EQ(own.find("strips of 4 keys x 64 queries") != std::string::npos, vectors_of_16);
+    EXPECT_EQ(tall.find("strips of 8 keys x 32 queries") != std::string::npos, vectors_of_16);
+    EXPECT_EQ(own == tall, !vectors_of_16);
+    EXPECT_EQ(strips(cpu::Core::zen5, wide).find("strips of 8 keys"), std::string::npos);
+    EXPECT_EQ(strips(cpu::Core::zen4, attention), own);
+    if (isa != "avx512_bf16") continue;
+    EXPECT_NE(strips(cpu::Core::zen4, pairs).find("strips of 8 keys"), std::string::npos);
   }
 }
 

@@ -7,10 +7,10 @@
 namespace flash_attn::testing {
 
 struct Choices {
-  const bool quick = cpu::has_quick_products();
+  const cpu::Core core = cpu::core();
   ~Choices() {
     force_cpu_instruction_set("");
-    cpu::suppose_quick_products(quick);
+    cpu::suppose_core(core);
   }
 };
 

@@ -47,7 +47,7 @@ struct Packed {
 
 TEST(CpuVarlen, EqualsDensePerSequence) {
   const Choices restored;
-  cpu::suppose_quick_products(true);  // Queries of the last sequence fill them (cpu/lanes.h), those of others do not.
+  cpu::suppose_core(cpu::Core::zen5);  // Queries of the last sequence fill them (cpu/lanes.h), those of others do not.
   // Empty on either side, Sq > Sk, one row, and rows after the last sequence (3 queries, 4 keys).
   std::vector<std::int32_t> cu_q{0, 130, 130, 180, 181, 251, 379}, cu_k{0, 300, 320, 320, 620, 650, 850};
   const std::int64_t Tq = 382, Tk = 854;
