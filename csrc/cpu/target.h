@@ -39,7 +39,7 @@ struct Target {
 };
 
 // As many accumulators in strips of twice as many rows and half as many vectors, where registers make squares: an
-// operand that is read from L2 serves twice as many rows. For processors with products so quick that L2 hardly follows.
+// operand that is read from L2 serves twice as many rows, and columns that fill no panel are fewer.
 template <class T>
 using TallStrips =
     std::conditional_t<!T::kTiled && T::Simd::W == 16 && T::kRows == T::kPanelVectors,
