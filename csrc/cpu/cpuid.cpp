@@ -78,6 +78,11 @@ std::uint32_t family() {
   return (signature >> 8 & 15) + (signature >> 20 & 255);
 }
 
+Core own_core() {
+  if (!made_by_amd() || family() < 0x19) return Core::other;
+  return family() > 0x19 ? Core::zen5 : Core::zen4;
+}
+
 // Intel's cores that have it also have an L2 of 512 KB to 2 MB.
 bool has_avx512f() { return cpuid(0, 0).a >= 7 && (cpuid(7, 0).b >> 16 & 1) != 0; }
 
@@ -116,12 +121,6 @@ Features detect_features() {
 
 bool asks_between_products() { return made_by_amd(); }
 
-Core core() {
-  static const Core own = !made_by_amd() || family() < 0x19 ? Core::other : family() > 0x19 ? Core::zen5 : Core::zen4;
-  const int told = supposed_core.load(std::memory_order_relaxed);
-  return told < 0 ? own : static_cast<Core>(told);
-}
-
 bool prefetches_into_l2() {
   static const bool into_l2 = made_by_intel() ? has_avx512f() : made_by_amd() && family() <= 0x19;
   return into_l2;
@@ -129,14 +128,20 @@ bool prefetches_into_l2() {
 
 bool idles_while_converting() { return made_by_amd(); }
 #else
+namespace {
+Core own_core() { return Core::other; }
+}  // namespace
+
 Features detect_features() { return {}; }
 bool asks_between_products() { return false; }
-Core core() {
-  const int told = supposed_core.load(std::memory_order_relaxed);
-  return told < 0 ? Core::other : static_cast<Core>(told);
-}
 bool prefetches_into_l2() { return false; }
 bool idles_while_converting() { return false; }
 #endif
+
+Core core() {
+  static const Core own = own_core();
+  const int told = supposed_core.load(std::memory_order_relaxed);
+  return told < 0 ? own : static_cast<Core>(told);
+}
 
 }  // namespace flash_attn::cpu

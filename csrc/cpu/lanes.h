@@ -24,13 +24,12 @@ FA_INLINE bool sees_few_keys(const Problem& p, const Sequence& sequence) {
   return sequence.k_len - (causal ? min_of(sequence.q_len, sequence.k_len) / 2 : 0) <= kFew;
 }
 
-// Most bytes of a row of multiplicands with which that is faster than strips: on any core, and on this one. Rows of 512
-// bytes gain nothing on a Zen 5, and windows of 128 keys are slower by 3 %; on a Zen 4 it is so from 256 bytes of fp32
-// on, whose tiles have fewer keys.
-inline constexpr index_t kMostLaneBytes = 384;
+// Most bytes of a row of multiplicands with which that is faster than strips. Rows of 512 bytes gain nothing on a Zen
+// 5, and windows of 128 keys are slower by 3 %; on a Zen 4 it is so from 256 bytes of fp32 on, whose tiles have fewer
+// keys.
 FA_INLINE index_t most_lane_bytes(Core core, index_t elem_size) {
   if (core == Core::zen4) return elem_size < index_t(sizeof(float)) ? 256 : 128;
-  return core == Core::zen5 ? kMostLaneBytes : 0;
+  return core == Core::zen5 ? 384 : 0;
 }
 
 // Whether that is how kernels compute it that take products over up to `most_depth` features, 0 if over none. Where key
@@ -49,7 +48,7 @@ struct Lanes {
   using Real = typename Target::Real;
   static constexpr bool kThere = Target::Simd::W == 16 && !Target::kTiled;
   static constexpr index_t kOfSum = kStepsPerSum<Target> * Target::Format::kStep;
-  static constexpr index_t kMostDepth = kThere ? min_of(kOfSum, kMostLaneBytes / index_t(sizeof(Elem))) : 0;
+  static constexpr index_t kMostDepth = kThere ? kOfSum : 0;
   // Vectors of queries that meet up to so many keys at a time.
   static constexpr int kVectors = 2;
   static constexpr index_t kQueries = kVectors * Target::Simd::W, kKeys = min_of<index_t>(288, kOfSum);

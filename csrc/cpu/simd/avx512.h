@@ -122,7 +122,7 @@ struct Avx512Simd {
   static FA_INLINE void store_first(T* p, V x, index_t n) {
     _mm256_mask_storeu_epi16(p, first(n), round(p, x));
   }
-  // As it is (-0 may become 0), but by an instruction of the adders. On a Zen 4 a store that reads a register takes the
+  // As it is (-0 becomes 0), but by an instruction of the adders. On a Zen 4 a store that reads a register takes the
   // pipelines of products a cycle or two, and none where an adder hands over what it has just computed. It stores every
   // other cycle, so results that leave the adders that fast come from a register after all: two instructions of the
   // adders a store, as with maxima, cost nothing (docs/cpu-zen4.md).

@@ -175,8 +175,8 @@ TEST_P(CpuAttention, DoesNotDependOnThreads) {
 
 TEST(CpuExplanation, SaysWhereQueriesAre) {
   const Choices restored;
-  const auto in_lanes = [](const Shape& shape, const Features& features) {
-    const Attention attention({"", shape, features}, DType::f32);
+  const auto in_lanes = [](const Shape& shape, const Features& features, DType dtype = DType::f32) {
+    const Attention attention({"", shape, features}, dtype);
     return explain(attention.problem, Pass::forward).tile.find("in the lanes") != std::string::npos;
   };
   for (const std::string& isa : cpu_instruction_sets()) {
@@ -196,6 +196,8 @@ TEST(CpuExplanation, SaysWhereQueriesAre) {
     cpu::suppose_core(cpu::Core::zen4);
     EXPECT_EQ(in_lanes({1, 2, 2, 256, 256, 32, 32}, {}), vectors_of_16);
     EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 64, 64}, {}));
+    EXPECT_EQ(in_lanes({1, 2, 2, 256, 256, 128, 128}, {}, DType::bf16), isa == "avx512_bf16");  // Pairs: 256 bytes.
+    EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 136, 128}, {}, DType::bf16));
     cpu::suppose_core(cpu::Core::other);
     EXPECT_FALSE(in_lanes({1, 2, 2, 256, 256, 32, 32}, {}));
   }

@@ -112,8 +112,9 @@ TEST_P(Simd, ProductsReachMemoryAsTheyAre) {
     const std::vector<float> in(s.lanes, x);
     std::vector<float> out(s.lanes);
     s.from_products(in.data(), s.lanes, out.data());
-    // Zeros may lose their sign.
-    for (const float got : out) EXPECT_TRUE(std::memcmp(&got, &x, sizeof(x)) == 0 || (x == 0 && got == 0)) << x << got;
+    // AVX-512 adds 0 on the way, which makes -0 one, and nothing else.
+    const float expected = s.lanes == 16 && x == 0 ? 0.0f : x;
+    for (const float got : out) EXPECT_EQ(std::memcmp(&got, &expected, sizeof(x)), 0) << x << " became " << got;
   }
 }
 
