@@ -11,7 +11,7 @@ namespace flash_attn::cpu {
 
 // How elements of type T in memory become multiplicands of a Format, `n` of them being left in the row.
 template <class Target, class T>
-struct DirectFormat {
+struct ConvertedRows {
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   using Elem = typename Target::Elem;
@@ -20,14 +20,38 @@ struct DirectFormat {
 
   static FA_INLINE V load(const T* row) { return Simd::load(row); }
   static FA_INLINE V load(const T* row, index_t n) { return Simd::load_first(row, n); }
-  static FA_INLINE V load_query(const Elem* q) { return Simd::load(q); }
-  static FA_INLINE V load_query(const Elem* q, index_t) { return Simd::load(q); }
+  static FA_INLINE V load_query(const Elem* q) { return Simd::in_register(Simd::load(q)); }
+  static FA_INLINE V load_query(const Elem* q, index_t) { return load_query(q); }
   template <class... Left>
   static FA_INLINE void columns(const T* const* rows, index_t at, V* out, Left... left) {
     *out = load(rows[0] + at, left...);
   }
   static FA_INLINE void in_order(V*) {}
 };
+template <class Target, class T>
+struct DirectFormat : ConvertedRows<Target, T> {};
+
+#if defined(__AVX2__) && defined(__FMA__)
+// Columns of V by turns, even and odd ones: to take a half of each word is less work than to widen it.
+template <int Rows, int PanelVectors>
+struct DirectFormat<Target<Avx2Simd, Scalars<Avx2Simd>, Rows, PanelVectors>, BFloat16>
+    : ConvertedRows<Target<Avx2Simd, Scalars<Avx2Simd>, Rows, PanelVectors>, BFloat16> {
+  using V = Avx2Vector;
+  static constexpr int kVectors = 2;
+
+  template <class... Left>
+  static FA_INLINE void columns(const BFloat16* const* rows, index_t at, V* out, Left... left) {
+    const __m256i pairs = Avx2Simd::load_pairs(rows[0] + at, left...);
+    out[0] = V(_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)));
+    out[1] = V(_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000)))));
+  }
+  static FA_INLINE void in_order(V* sums) {
+    const __m256 low = _mm256_unpacklo_ps(sums[0].v, sums[1].v), high = _mm256_unpackhi_ps(sums[0].v, sums[1].v);
+    sums[0] = V(_mm256_permute2f128_ps(low, high, 0x20));
+    sums[1] = V(_mm256_permute2f128_ps(low, high, 0x31));
+  }
+};
+#endif
 
 #if defined(__AVX512BF16__)
 // Pairs along the features for scores, pairs of keys for the output. The latter come out of the interleaving
@@ -120,36 +144,62 @@ FA_INLINE LinesAhead<Into> dot_block(const typename Target::Elem* q, index_t q_s
   return ahead;
 }
 
-// scores[r * kDirectKeys + n] = q[r] . rows[n] for Rows queries of a strip and n in [begin, end). Four keys meet as
-// many of the queries at a time: more rows of memory side by side are more than prefetchers follow.
+// Queries that meet rows of memory at a time, so that what is loaded and converted serves them all, and keys that do.
+inline constexpr int kQueriesAtOnce = 4;
+template <class Target, int Rows>
+inline constexpr int kKeysAtOnce = Target::Simd::W == 16 ? 16 / min_of(Rows, kQueriesAtOnce) : 8;
+
+// scores[r * kDirectKeys + n] = q[r] . rows[n] for R queries and as many n from `first` as one turn has, below `end`;
+// only the first queries of a strip ask for what comes next. Four keys at most are read side by side: more are more
+// than prefetchers follow. What is summed lane by lane waits in memory for the others of the turn: a reduction by
+// itself would wait for its own results.
+template <class Target, class T, int R, int Keys, class Into>
+FA_INLINE LinesAhead<Into> dot_turn(const typename Target::Elem* q, index_t q_stride, index_t D, const DirectRows& rows,
+                                    index_t first, index_t end, typename Target::Real* scores, LinesAhead<Into> ahead,
+                                    bool asks) {
+  using Simd = typename Target::Simd;
+  using V = typename Simd::V;
+  constexpr int W = Simd::W, N = W / R, kBlock = min_of(N, 4), kSums = Keys / N;
+  static_assert(W % R == 0 && N % kBlock == 0 && Keys % N == 0);
+  V sum[kSums * W];
+  if (kSums == 1 || first + Keys > end) each_of<kSums * W>([&](auto i) { sum[i] = V(typename Target::Real(0)); });
+  if constexpr (kSums == 1)
+    each_of<N / kBlock>([&](auto block) {
+      constexpr int k = block * kBlock;
+      if (k == 0 || first + k < end)
+        ahead = dot_block<Target, T, R, kBlock, N>(q, q_stride, D, rows, first + k, end - 1, sum + k, ahead, asks);
+    });
+  else
+    for (int k = 0; k < Keys && first + k < end; k += kBlock)
+      ahead = dot_block<Target, T, R, kBlock, N>(q, q_stride, D, rows, first + k, end - 1, sum + k / N * W + k % N,
+                                                 ahead, asks);
+  alignas(64) typename Target::Real sums[kSums * W];
+  each_of<kSums>([&](auto i) { Simd::store(sums + i * W, Simd::sum_each(sum + i * W)); });
+  for (int n = 0; n < Keys; n += N)
+    for (int i = 0; i < R; ++i) {
+      auto* const to = scores + i * kDirectKeys + first + n;
+      const auto* const from = sums + n * R + i * N;
+      if (first + n + N <= end)
+        std::memcpy(to, from, N * sizeof(*sums));
+      else if (first + n < end)
+        std::memcpy(to, from, static_cast<std::size_t>(end - first - n) * sizeof(*sums));
+    }
+  return ahead;
+}
+
+// The same for Rows queries of a strip and n in [begin, end).
 template <class Target, class T, int Rows, class Into>
 void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const DirectRows& rows, index_t begin,
               index_t end, typename Target::Real* scores) {
-  using Simd = typename Target::Simd;
-  using V = typename Simd::V;
-  constexpr int W = Simd::W, R = min_of(Rows, W == 16 ? 4 : 2), N = W / R, kBlock = min_of(N, 4);
-  static_assert(Rows % R == 0 && W % R == 0 && N % kBlock == 0);
+  constexpr int R = min_of(Rows, kQueriesAtOnce), kRest = Rows % R, Keys = kKeysAtOnce<Target, Rows>;
   LinesAhead<Into> ahead(rows.ahead);
-  for (index_t n = begin; n < end; n += N) {
-    for (int r = 0; r < Rows; r += R) {
-      V sum[W];
-      each_of<W>([&](auto i) { sum[i] = V(typename Target::Real(0)); });
-      each_of<N / kBlock>([&](auto block) {
-        constexpr int k = block * kBlock;
-        if (k == 0 || n + k < end)
-          ahead = dot_block<Target, T, R, kBlock, N>(q + r * q_stride, q_stride, D, rows, n + k, end - 1, sum + k,
-                                                     ahead, r == 0);
-      });
-      alignas(64) typename Target::Real sums[W];
-      Simd::store(sums, Simd::sum_each(sum));
-      for (int i = 0; i < R; ++i) {
-        auto* const to = scores + (r + i) * kDirectKeys + n;
-        if (n + N <= end)
-          std::memcpy(to, sums + i * N, N * sizeof(*sums));
-        else
-          std::memcpy(to, sums + i * N, static_cast<std::size_t>(end - n) * sizeof(*sums));
-      }
-    }
+  for (index_t n = begin; n < end; n += Keys) {
+    for (int r = 0; r < Rows - kRest; r += R)
+      ahead = dot_turn<Target, T, R, Keys>(q + r * q_stride, q_stride, D, rows, n, end, scores + r * kDirectKeys, ahead,
+                                           r == 0);
+    if constexpr (kRest > 0)
+      ahead = dot_turn<Target, T, kRest, Keys>(q + (Rows - kRest) * q_stride, q_stride, D, rows, n, end,
+                                               scores + (Rows - kRest) * kDirectKeys, ahead, false);
   }
 }
 
@@ -208,13 +258,18 @@ FA_NOINLINE void accumulate_columns(const typename Target::Elem* p, const Direct
   lines_ahead = ahead;
 }
 
+// Vectors of a row of V that meet as many rows of weights at a time: for a few rows more than for a strip, whose
+// accumulators fill the registers, as sums wait for their own last products.
+template <class Target, int Rows>
+inline constexpr int kColumnsAtOnce = max_of(Target::kPanelVectors, min_of(4, 8 / Rows));
+
 // sums[r] += sum over n in [begin, end) of p[r * kDirectKeys + n] * rows[n] for Rows queries of a strip; begin is a
 // multiple of kStep. Fresh: sums are 0 before.
 template <class Target, class T, int Rows, class Into>
 void accumulate_rows(const typename Target::Elem* p, const DirectRows& rows, index_t begin, index_t end,
                      index_t features, typename Target::Real* sums, bool fresh) {
   constexpr index_t W = Target::Simd::W;
-  constexpr int kWide = Target::kPanelVectors, kVectors = DirectFormat<Target, T>::kVectors;
+  constexpr int kWide = kColumnsAtOnce<Target, Rows>, kVectors = DirectFormat<Target, T>::kVectors;
   LinesAhead<Into> ahead(rows.ahead);
   index_t at = 0;
   for (; at + kWide * W <= features; at += kWide * W)
@@ -254,10 +309,13 @@ struct DirectProducts {
                        bool fresh);
     void (*add)(const Real* sums, index_t features, Real* o, index_t o_stride);
   };
-  OfRows one, strip;
+  OfRows one, two, four, strip;
 
-  // Of a strip that has so many rows: a single one, as of heads that share no keys, has no empty rows beside it.
-  FA_INLINE const OfRows& of(index_t rows) const { return rows == 1 ? one : strip; }
+  // Of a strip that has so many rows: with few, as of heads that share their keys with few others, it has no empty rows
+  // beside them.
+  FA_INLINE const OfRows& of(index_t rows) const {
+    return rows == 1 ? one : rows == 2 ? two : rows <= 4 ? four : strip;
+  }
 };
 
 // Instructions to idle for each line, where products have the pace of memory; shorter vectors take long enough. Into
@@ -276,7 +334,9 @@ DirectProducts<Target> direct_products_of(Asking asking) {
       constexpr int kRows = rows;
       return {dot_rows<Target, T, kRows, Into>, accumulate_rows<Target, T, kRows, Into>, add_sums<Target, T, kRows>};
     };
-    return {of_rows(std::integral_constant<int, 1>()), of_rows(std::integral_constant<int, Target::kRows>())};
+    constexpr int kTwo = Target::kRows > 4 ? 2 : Target::kRows;
+    return {of_rows(std::integral_constant<int, 1>()), of_rows(std::integral_constant<int, kTwo>()),
+            of_rows(std::integral_constant<int, 4>()), of_rows(std::integral_constant<int, Target::kRows>())};
   };
   switch (asking) {
     case Asking::into_l2: return that_ask(IntoL2());

@@ -14,8 +14,9 @@ class ForwardDirect {
   using Block = ForwardBlock<Target>;
   using Scratch = ForwardScratch<Target>;
   static constexpr index_t kRows = Target::kRows;
-  // Rows that all heads of a task meet before the next ones, in all or, where they are read from L2, in bytes.
-  static constexpr index_t kTileRows = 64, kTileBytes = 32 << 10;
+  // Rows that all heads of a task meet before the next ones, in all or, where they are read from L2, in bytes. With
+  // shorter vectors a tile's sums are more of them to load and store.
+  static constexpr index_t kTileRows = 64, kTileBytes = Target::Simd::W < 16 ? 64 << 10 : 32 << 10;
   static constexpr index_t kPageBytes = 4096;  // Of address translation.
 
  public:

@@ -95,12 +95,18 @@ struct Avx2Simd {
   // GCC 12 keep the accumulators of loops around it there too.
   template <class T>
   static FA_INLINE V load_first(const T* p, index_t n) {
-    if (n >= W) return load(p);
-    const __m128i lane =
-        _mm_cmpeq_epi16(_mm_set1_epi16(static_cast<short>(n - 1)), _mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7));
-    const __m128i last =
-        n % 2 == 0 ? _mm_setzero_si128() : _mm_and_si128(lane, _mm_set1_epi16(static_cast<short>(p[n - 1].bits)));
-    return widen(p, _mm_or_si128(_mm_maskload_epi32(reinterpret_cast<const int*>(p), pairs(n / 2 * 2)), last));
+    return n >= W ? load(p) : widen(p, first_halves(p, n));
+  }
+  // 16 of them, as pairs.
+  template <class T>
+  static FA_INLINE __m256i load_pairs(const T* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  template <class T>
+  static FA_INLINE __m256i load_pairs(const T* p, index_t n) {
+    if (n >= 2 * W) return load_pairs(p);
+    if (n <= W) return _mm256_zextsi128_si256(first_halves(p, n));
+    return _mm256_set_m128i(first_halves(p + W, n - W), first_halves(p, W));
   }
   static FA_INLINE void store_first(float* p, V x, index_t n) { _mm256_maskstore_ps(p, first(n), x.v); }
   template <class T>
@@ -114,6 +120,13 @@ struct Avx2Simd {
       std::memcpy(p, part, static_cast<std::size_t>(n) * sizeof(T));
   }
   static FA_INLINE V from_products(V x) { return x; }
+  // GCC 12 would have each product of x load it again, which takes a Zen 1 longer than the product.
+  static FA_INLINE V in_register(V x) {
+#if !defined(_MSC_VER)
+    __asm__("" : "+x"(x.v));
+#endif
+    return x;
+  }
   // Lanes 1, 0, 3, 2, ...
   static FA_INLINE V swap_neighbours(V x) { return V(_mm256_permute_ps(x.v, 0xB1)); }
   static FA_INLINE V iota() { return V(_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7)); }
@@ -127,11 +140,12 @@ struct Avx2Simd {
     const __m128 quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
   }
-  // Lane i is the sum of the lanes of x[i].
+  // Lane i is the sum of the lanes of x[i]. Blends and a shuffle for each pair of vectors: a horizontal addition has
+  // two shuffles inside, and on a Zen 1 four times as many micro-operations as a shuffle.
   static FA_INLINE V sum_each(const V* x) {
-    const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(x[0].v, x[1].v), _mm256_hadd_ps(x[2].v, x[3].v));
-    const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(x[4].v, x[5].v), _mm256_hadd_ps(x[6].v, x[7].v));
-    return V(_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)));
+    const __m256 low = sum_pairs(sum_halves(x[0].v, x[2].v), sum_halves(x[1].v, x[3].v));
+    const __m256 high = sum_pairs(sum_halves(x[4].v, x[6].v), sum_halves(x[5].v, x[7].v));
+    return V(_mm256_add_ps(_mm256_blend_ps(low, high, 0xF0), _mm256_permute2f128_ps(low, high, 0x21)));
   }
   // 8 rows of 8 words, strides in words; as for AVX-512, row 4 L + i in lane L of vector i.
   static FA_INLINE void transpose(const float* in, index_t in_stride, float* out, index_t out_stride) {
@@ -173,6 +187,23 @@ struct Avx2Simd {
   }
 
  private:
+  template <class T>
+  static FA_INLINE __m128i first_halves(const T* p, index_t n) {
+    if (n >= W) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m128i lane =
+        _mm_cmpeq_epi16(_mm_set1_epi16(static_cast<short>(n - 1)), _mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7));
+    const __m128i last =
+        n % 2 == 0 ? _mm_setzero_si128() : _mm_and_si128(lane, _mm_set1_epi16(static_cast<short>(p[n - 1].bits)));
+    return _mm_or_si128(_mm_maskload_epi32(reinterpret_cast<const int*>(p), pairs(n / 2 * 2)), last);
+  }
+  // Of each 128 bits: a0 + a2, a1 + a3, b0 + b2, b1 + b3.
+  static FA_INLINE __m256 sum_halves(__m256 a, __m256 b) {
+    return _mm256_add_ps(_mm256_blend_ps(a, b, 0xCC), _mm256_shuffle_ps(a, b, 0x4E));
+  }
+  // Of each 128 bits: a0 + a1, b0 + b1, a2 + a3, b2 + b3.
+  static FA_INLINE __m256 sum_pairs(__m256 a, __m256 b) {
+    return _mm256_add_ps(_mm256_blend_ps(a, b, 0xAA), _mm256_permute_ps(_mm256_blend_ps(b, a, 0xAA), 0xB1));
+  }
   static FA_INLINE __m256i words(Wide even, Wide odd) {
     return _mm256_blend_epi32(even.v, _mm256_slli_epi64(odd.v, 32), 0xAA);
   }

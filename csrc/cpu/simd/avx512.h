@@ -127,6 +127,7 @@ struct Avx512Simd {
   // other cycle, so results that leave the adders that fast come from a register after all: two instructions of the
   // adders a store, as with maxima, cost nothing (docs/cpu-zen4.md).
   static FA_INLINE V from_products(V x) { return x + V(0.0f); }
+  static FA_INLINE V in_register(V x) { return x; }
   // Lanes 1, 0, 3, 2, ...
   static FA_INLINE V swap_neighbours(V x) { return V(_mm512_permute_ps(x.v, 0xB1)); }
   static FA_INLINE V iota() { return V(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)); }

@@ -168,6 +168,7 @@ struct PortableSimd {
   }
   // A result of products on its way to memory, as it is.
   static FA_INLINE V from_products(V x) { return x; }
+  static FA_INLINE V in_register(V x) { return x; }
   // 0, 1, 2, ...
   static FA_INLINE V iota() {
     V out;
