@@ -31,26 +31,28 @@ struct ConvertedRows {
 template <class Target, class T>
 struct DirectFormat : ConvertedRows<Target, T> {};
 
-#if defined(__AVX2__) && defined(__FMA__)
 // Columns of V by turns, even and odd ones: to take a half of each word is less work than to widen it.
-template <int Rows, int PanelVectors>
-struct DirectFormat<Target<Avx2Simd, Scalars<Avx2Simd>, Rows, PanelVectors>, BFloat16>
-    : ConvertedRows<Target<Avx2Simd, Scalars<Avx2Simd>, Rows, PanelVectors>, BFloat16> {
-  using V = Avx2Vector;
+template <class Target>
+struct SplitPairs : ConvertedRows<Target, BFloat16> {
+  using Simd = typename Target::Simd;
+  using V = typename Simd::V;
   static constexpr int kVectors = 2;
 
   template <class... Left>
   static FA_INLINE void columns(const BFloat16* const* rows, index_t at, V* out, Left... left) {
-    const __m256i pairs = Avx2Simd::load_pairs(rows[0] + at, left...);
-    out[0] = V(_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)));
-    out[1] = V(_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000)))));
+    Simd::split_pairs(Simd::load_pairs(rows[0] + at, left...), out);
   }
-  static FA_INLINE void in_order(V* sums) {
-    const __m256 low = _mm256_unpacklo_ps(sums[0].v, sums[1].v), high = _mm256_unpackhi_ps(sums[0].v, sums[1].v);
-    sums[0] = V(_mm256_permute2f128_ps(low, high, 0x20));
-    sums[1] = V(_mm256_permute2f128_ps(low, high, 0x31));
-  }
+  static FA_INLINE void in_order(V* sums) { Simd::interleave(sums); }
 };
+#if defined(__AVX2__) && defined(__FMA__)
+template <int Rows, int PanelVectors>
+struct DirectFormat<Target<Avx2Simd, Scalars<Avx2Simd>, Rows, PanelVectors>, BFloat16>
+    : SplitPairs<Target<Avx2Simd, Scalars<Avx2Simd>, Rows, PanelVectors>> {};
+#endif
+#if defined(__AVX512F__)
+template <int Rows, int PanelVectors>
+struct DirectFormat<Target<Avx512Simd, Scalars<Avx512Simd>, Rows, PanelVectors>, BFloat16>
+    : SplitPairs<Target<Avx512Simd, Scalars<Avx512Simd>, Rows, PanelVectors>> {};
 #endif
 
 #if defined(__AVX512BF16__)
@@ -334,8 +336,7 @@ DirectProducts<Target> direct_products_of(Asking asking) {
       constexpr int kRows = rows;
       return {dot_rows<Target, T, kRows, Into>, accumulate_rows<Target, T, kRows, Into>, add_sums<Target, T, kRows>};
     };
-    constexpr int kTwo = Target::kRows > 4 ? 2 : Target::kRows;
-    return {of_rows(std::integral_constant<int, 1>()), of_rows(std::integral_constant<int, kTwo>()),
+    return {of_rows(std::integral_constant<int, 1>()), of_rows(std::integral_constant<int, 2>()),
             of_rows(std::integral_constant<int, 4>()), of_rows(std::integral_constant<int, Target::kRows>())};
   };
   switch (asking) {

@@ -97,7 +97,7 @@ struct Avx2Simd {
   static FA_INLINE V load_first(const T* p, index_t n) {
     return n >= W ? load(p) : widen(p, first_halves(p, n));
   }
-  // 16 of them, as pairs.
+  // Twice as many as lanes, a word for each two, and these by turns.
   template <class T>
   static FA_INLINE __m256i load_pairs(const T* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -107,6 +107,16 @@ struct Avx2Simd {
     if (n >= 2 * W) return load_pairs(p);
     if (n <= W) return _mm256_zextsi128_si256(first_halves(p, n));
     return _mm256_set_m128i(first_halves(p + W, n - W), first_halves(p, W));
+  }
+  static FA_INLINE void split_pairs(__m256i pairs, V* of_bf16) {
+    of_bf16[0] = V(_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)));
+    of_bf16[1] = V(_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000)))));
+  }
+  // What has been split is in order again.
+  static FA_INLINE void interleave(V* x) {
+    const __m256 low = _mm256_unpacklo_ps(x[0].v, x[1].v), high = _mm256_unpackhi_ps(x[0].v, x[1].v);
+    x[0] = V(_mm256_permute2f128_ps(low, high, 0x20));
+    x[1] = V(_mm256_permute2f128_ps(low, high, 0x31));
   }
   static FA_INLINE void store_first(float* p, V x, index_t n) { _mm256_maskstore_ps(p, first(n), x.v); }
   template <class T>

@@ -117,6 +117,27 @@ struct Avx512Simd {
   static FA_INLINE V load_first(const T* p, index_t n) {
     return widen(p, _mm256_maskz_loadu_epi16(first(n), p));
   }
+  // Twice as many as lanes, a word for each two, and these by turns.
+  template <class T>
+  static FA_INLINE __m512i load_pairs(const T* p) {
+    return _mm512_loadu_si512(p);
+  }
+  template <class T>
+  static FA_INLINE __m512i load_pairs(const T* p, index_t n) {
+    return _mm512_maskz_loadu_epi16(n < 2 * W ? (__mmask32(1) << n) - 1 : ~__mmask32(0), p);
+  }
+  static FA_INLINE void split_pairs(__m512i pairs, V* of_bf16) {
+    of_bf16[0] = V(_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+    of_bf16[1] = V(_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000)))));
+  }
+  // What has been split is in order again.
+  static FA_INLINE void interleave(V* x) {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    const V first = V(_mm512_permutex2var_ps(x[0].v, low, x[1].v));
+    x[1] = V(_mm512_permutex2var_ps(x[0].v, high, x[1].v));
+    x[0] = first;
+  }
   static FA_INLINE void store_first(float* p, V x, index_t n) { _mm512_mask_storeu_ps(p, first(n), x.v); }
   template <class T>
   static FA_INLINE void store_first(T* p, V x, index_t n) {
