@@ -64,9 +64,9 @@ struct DirectFormat<Target<SimdT, Bf16Pairs, Rows, PanelVectors>, BFloat16> {
   using Elem = BFloat16;
   static constexpr int kLength = 32, kVectors = 2;
 
-  static FA_INLINE __m512i load(const BFloat16* row) { return _mm512_loadu_si512(row); }
-  static FA_INLINE __m512i load(const BFloat16* row, index_t n) {
-    return _mm512_maskz_loadu_epi16(n < kLength ? (__mmask32(1) << n) - 1 : ~__mmask32(0), row);
+  template <class... Left>
+  static FA_INLINE __m512i load(const BFloat16* row, Left... left) {
+    return Avx512Simd::load_pairs(row, left...);
   }
   static FA_INLINE __m512i load_query(const Elem* q) { return load(q); }
   static FA_INLINE __m512i load_query(const Elem* q, index_t n) { return load(q, n); }
@@ -146,7 +146,8 @@ FA_INLINE LinesAhead<Into> dot_block(const typename Target::Elem* q, index_t q_s
   return ahead;
 }
 
-// Queries that meet rows of memory at a time, so that what is loaded and converted serves them all, and keys that do.
+// Queries that meet rows of memory at a time, so that what is loaded and converted serves them all, and the keys of a
+// turn: with AVX-512 those of one reduction, whose sums stay in registers.
 inline constexpr int kQueriesAtOnce = 4;
 template <class Target, int Rows>
 inline constexpr int kKeysAtOnce = Target::Simd::W == 16 ? 16 / min_of(Rows, kQueriesAtOnce) : 8;
@@ -165,6 +166,7 @@ FA_INLINE LinesAhead<Into> dot_turn(const typename Target::Elem* q, index_t q_st
   static_assert(W % R == 0 && N % kBlock == 0 && Keys % N == 0);
   V sum[kSums * W];
   if (kSums == 1 || first + Keys > end) each_of<kSums * W>([&](auto i) { sum[i] = V(typename Target::Real(0)); });
+  // Not a lambda for both: GCC 12 inlines none that is called twice, and would keep `ahead` in memory for it.
   if constexpr (kSums == 1)
     each_of<N / kBlock>([&](auto block) {
       constexpr int k = block * kBlock;

@@ -97,13 +97,11 @@ struct Avx2Simd {
   static FA_INLINE V load_first(const T* p, index_t n) {
     return n >= W ? load(p) : widen(p, first_halves(p, n));
   }
-  // Twice as many as lanes, a word for each two, and these by turns.
-  template <class T>
-  static FA_INLINE __m256i load_pairs(const T* p) {
+  // 2 W elements, two to a word, which split into the even and the odd ones.
+  static FA_INLINE __m256i load_pairs(const BFloat16* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
-  template <class T>
-  static FA_INLINE __m256i load_pairs(const T* p, index_t n) {
+  static FA_INLINE __m256i load_pairs(const BFloat16* p, index_t n) {
     if (n >= 2 * W) return load_pairs(p);
     if (n <= W) return _mm256_zextsi128_si256(first_halves(p, n));
     return _mm256_set_m128i(first_halves(p + W, n - W), first_halves(p, W));
@@ -150,8 +148,8 @@ struct Avx2Simd {
     const __m128 quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
   }
-  // Lane i is the sum of the lanes of x[i]. Blends and a shuffle for each pair of vectors: a horizontal addition has
-  // two shuffles inside, and on a Zen 1 four times as many micro-operations as a shuffle.
+  // Lane i is the sum of the lanes of x[i]. A blend and a shuffle or two for each pair of vectors, where a horizontal
+  // addition has two shuffles inside.
   static FA_INLINE V sum_each(const V* x) {
     const __m256 low = sum_pairs(sum_halves(x[0].v, x[2].v), sum_halves(x[1].v, x[3].v));
     const __m256 high = sum_pairs(sum_halves(x[4].v, x[6].v), sum_halves(x[5].v, x[7].v));
@@ -197,6 +195,7 @@ struct Avx2Simd {
   }
 
  private:
+  // The first n elements of W, zeros behind them.
   template <class T>
   static FA_INLINE __m128i first_halves(const T* p, index_t n) {
     if (n >= W) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

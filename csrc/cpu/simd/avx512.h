@@ -117,13 +117,9 @@ struct Avx512Simd {
   static FA_INLINE V load_first(const T* p, index_t n) {
     return widen(p, _mm256_maskz_loadu_epi16(first(n), p));
   }
-  // Twice as many as lanes, a word for each two, and these by turns.
-  template <class T>
-  static FA_INLINE __m512i load_pairs(const T* p) {
-    return _mm512_loadu_si512(p);
-  }
-  template <class T>
-  static FA_INLINE __m512i load_pairs(const T* p, index_t n) {
+  // 2 W elements, two to a word, which split into the even and the odd ones.
+  static FA_INLINE __m512i load_pairs(const BFloat16* p) { return _mm512_loadu_si512(p); }
+  static FA_INLINE __m512i load_pairs(const BFloat16* p, index_t n) {
     return _mm512_maskz_loadu_epi16(n < 2 * W ? (__mmask32(1) << n) - 1 : ~__mmask32(0), p);
   }
   static FA_INLINE void split_pairs(__m512i pairs, V* of_bf16) {
