@@ -104,6 +104,13 @@ def check_options(command):
         module.parse_arguments(words[words.index(script) + 1 :])
 
 
+def check_instruction_set(command):
+    """It is one that the guide names; no machine executes all of them, so the options alone are checked."""
+    name = re.match(r"FLASH_ATTN_CPU_ISA=(\w+) ", command)[1]
+    assert re.search(rf"[`=]{name}`", (ROOT / "docs" / "cpu-backend.md").read_text())
+    check_options(command)
+
+
 def check_file(command):
     """The files of requirements are there; the set-up or a stage of CI installs from them."""
     scripts = "".join((ROOT / "tools" / name).read_text() for name in ("setup.sh", "test.sh", "wheel.sh"))
@@ -158,6 +165,7 @@ STATIC = {
     "torchrun": check_options,
     "FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE python examples/": check_options,
     "FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE pytest": check_suite,
+    "FLASH_ATTN_CPU_ISA=": check_instruction_set,
     "pip install torch": check_torch,
     "pip install -r": check_file,
     "uv pip install -r": check_file,
