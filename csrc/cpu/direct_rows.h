@@ -338,12 +338,15 @@ DirectProducts<Target> direct_products_of(Asking asking) {
       constexpr int kRows = rows;
       return {dot_rows<Target, T, kRows, Into>, accumulate_rows<Target, T, kRows, Into>, add_sums<Target, T, kRows>};
     };
-    return {of_rows(std::integral_constant<int, 1>()), of_rows(std::integral_constant<int, 2>()),
+    constexpr int kTwo = Target::kPortable ? Target::kRows : 2;
+    return {of_rows(std::integral_constant<int, 1>()), of_rows(std::integral_constant<int, kTwo>()),
             of_rows(std::integral_constant<int, 4>()), of_rows(std::integral_constant<int, Target::kRows>())};
   };
+  if constexpr (Target::kPortable) return that_ask(IntoL1());
   switch (asking) {
     case Asking::into_l2: return that_ask(IntoL2());
     case Asking::into_l2_at_its_pace:
+      if constexpr (Target::Simd::W < 16) return that_ask(IntoL2());
       if (!std::is_same_v<typename Target::Elem, T> && !idles_while_converting())
         return that_ask(AtItsPace<IntoL2, 0>());
       return that_ask(AtItsPace<IntoL2, kIdleIntoL2<Target>>());

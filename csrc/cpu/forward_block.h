@@ -139,7 +139,8 @@ struct ForwardPlan {
         approach(how),
         units(these),
         format(row_format<Target>(p.dtype)),
-        asking(asking_for(p, format.size, p.group() * units.longest_q() <= kRows)),
+        asking(Target::kPortable ? Asking::into_l1
+                                 : asking_for(p, format.size, p.group() * units.longest_q() <= kRows)),
         products(direct_products<Target>(p.dtype, asking)),
         addend(p),
         heads(heads_together(executor.num_threads)),

@@ -4,6 +4,7 @@
 //   kRows                      rows of a strip: with kPanelVectors it fills the registers with accumulators
 //   kPanelVectors              vectors side by side in a panel; kPanel its columns
 //   kTall                      see TallStrips
+//   kPortable                  compiled for everything and measured nowhere: loops come in few variants
 //   Tiles, kTiled              tile registers, where the micro-kernel works in them (tiles.h)
 //   kDepth, kWidth             packed operands are padded with zeros to multiples of them, in k and in columns;
 //                              kWidth is a multiple of kDepth, since columns of scores become k
@@ -31,6 +32,7 @@ struct Target {
   static constexpr int kRows = Rows;
   static constexpr int kPanelVectors = PanelVectors;
   static constexpr int kPanel = PanelVectors * SimdT::W;
+  static constexpr bool kPortable = std::is_same_v<SimdT, PortableSimd<Real, SimdT::W>>;
   using Tiles = TilesT;
   static constexpr bool kTiled = !std::is_same_v<TilesT, NoTiles>;
   static constexpr bool kTall = !kTiled && SimdT::W == 16 && (Rows > PanelVectors);

@@ -134,7 +134,7 @@ TEST_P(CpuAttention, MatchesDoublePrecision) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
     Attention run(c, dtype);
-    for (const cpu::Core core : {cpu::Core::other, cpu::Core::zen5}) {
+    for (const cpu::Core core : cores_that_differ(isa, dtype)) {
       SCOPED_TRACE(core == cpu::Core::zen5 ? "queries in the lanes, tall strips" : "strips");
       cpu::suppose_core(core);
       run.forward(default_executor(2));
@@ -154,7 +154,7 @@ TEST_P(CpuAttention, DoesNotDependOnThreads) {
   for (const std::string& isa : cpu_instruction_sets()) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
-    for (const cpu::Core core : {cpu::Core::other, cpu::Core::zen5}) {
+    for (const cpu::Core core : cores_that_differ(isa, dtype)) {
       SCOPED_TRACE(core == cpu::Core::zen5 ? "queries in the lanes, tall strips" : "strips");
       cpu::suppose_core(core);
       Attention one(c, dtype);
@@ -182,7 +182,7 @@ TEST(CpuExplanation, SaysWhereQueriesAre) {
   for (const std::string& isa : cpu_instruction_sets()) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
-    const bool vectors_of_16 = isa.rfind("avx512", 0) == 0 || isa.rfind("amx", 0) == 0;  // Of fp32, for either.
+    const bool vectors_of_16 = has_vectors_of_16(isa);
     cpu::suppose_core(cpu::Core::zen5);
     EXPECT_EQ(in_lanes({1, 2, 2, 256, 256, 64, 64}, {}), vectors_of_16);
     EXPECT_EQ(in_lanes({1, 2, 2, 64, 64, 64, 64}, {}), vectors_of_16);
@@ -216,7 +216,7 @@ TEST(CpuExplanation, SaysHowTallStripsAre) {
       return explain(of.problem, Pass::backward).tile;
     };
     const std::string own = strips(cpu::Core::other, attention), tall = strips(cpu::Core::zen5, attention);
-    const bool vectors_of_16 = isa.rfind("avx512", 0) == 0 || isa.rfind("amx", 0) == 0;  // Of fp32, for either.
+    const bool vectors_of_16 = has_vectors_of_16(isa);
     EXPECT_EQ(own.find("strips of 4 keys x 64 queries") != std::string::npos, vectors_of_16);
     EXPECT_EQ(tall.find("strips of 8 keys x 32 queries") != std::string::npos, vectors_of_16);
     EXPECT_EQ(own == tall, !vectors_of_16);

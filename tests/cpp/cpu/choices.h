@@ -1,6 +1,9 @@
 // What a test forces or prefers of the CPU backend goes back to what it was.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "cpu/cpuid.h"
 #include "flash_attn/attention.h"
 
@@ -13,5 +16,16 @@ struct Choices {
     cpu::suppose_core(core);
   }
 };
+
+// Of fp32, or two of half as many.
+inline bool has_vectors_of_16(const std::string& isa) {
+  return isa.rfind("avx512", 0) == 0 || isa.rfind("amx", 0) == 0;
+}
+
+// Cores for which kernels of that instruction set and dtype take different ways.
+inline std::vector<cpu::Core> cores_that_differ(const std::string& isa, DType dtype) {
+  if (dtype == DType::f64 || !has_vectors_of_16(isa)) return {cpu::Core::other};
+  return {cpu::Core::other, cpu::Core::zen5};
+}
 
 }  // namespace flash_attn::testing

@@ -21,6 +21,11 @@ struct SimdFunctions {
   void (*tanh)(const float* in, index_t n, float* out);
   // tanh_by_exp2(in, kTanhFactor), null where there is none.
   void (*tanh_by_exp2)(const float* in, index_t n, float* out);
+  // out[i] = the sum of in[i * lanes ..).
+  void (*sum_each)(const float* in, float* out);
+  // The first n of 2 * lanes bf16 elements, even ones and then odd ones; that order undone. Null where there is none.
+  void (*split_pairs)(const void* in, index_t n, float* out);
+  void (*interleave)(const float* in, float* out);
   // Of fp32, fp16 and bf16: the first n of `lanes` elements as `lanes` floats, and as many floats as n elements.
   struct First {
     index_t size;
@@ -50,6 +55,22 @@ struct SimdFunctionsOf {
     for (index_t i = 0; i < n; i += Simd::W)
       Simd::store(out + i, tanh_by_exp2(Simd::load(in + i), typename Simd::V(kTanhFactor)));
   }
+  static void sum_each_of(const float* in, float* out) {
+    typename Simd::V x[Simd::W];
+    for (index_t i = 0; i < Simd::W; ++i) x[i] = Simd::load(in + i * Simd::W);
+    Simd::store(out, Simd::sum_each(x));
+  }
+  static void split_pairs_of(const void* in, index_t n, float* out) {
+    typename Simd::V x[2];
+    const auto* const elements = static_cast<const BFloat16*>(in);
+    Simd::split_pairs(n == 2 * Simd::W ? Simd::load_pairs(elements) : Simd::load_pairs(elements, n), x);
+    for (int i = 0; i < 2; ++i) Simd::store(out + i * Simd::W, x[i]);
+  }
+  static void interleave_of(const float* in, float* out) {
+    typename Simd::V x[2] = {Simd::load(in), Simd::load(in + Simd::W)};
+    Simd::interleave(x);
+    for (int i = 0; i < 2; ++i) Simd::store(out + i * Simd::W, x[i]);
+  }
   template <class T>
   static void load_first_of(const void* in, index_t n, float* out) {
     Simd::store(out, Simd::load_first(static_cast<const T*>(in), n));
@@ -63,10 +84,13 @@ struct SimdFunctionsOf {
     return {sizeof(T), load_first_of<T>, store_first_of<T>};
   }
   // A template, so that only what is asked for is compiled.
-  template <bool HasTanhByExp2 = false>
+  template <bool HasTanhByExp2 = false, bool HasPairs = false>
   static constexpr SimdFunctions table(const char* name) {
     void (*by_exp2)(const float*, index_t, float*) = nullptr;
     if constexpr (HasTanhByExp2) by_exp2 = tanh_by_exp2_of;
+    void (*split)(const void*, index_t, float*) = nullptr;
+    void (*interleave)(const float*, float*) = nullptr;
+    if constexpr (HasPairs) split = split_pairs_of, interleave = interleave_of;
     return {name,
             Simd::W,
             weight_of,
@@ -74,6 +98,9 @@ struct SimdFunctionsOf {
             from_products_of,
             tanh_of,
             by_exp2,
+            sum_each_of,
+            split,
+            interleave,
             {first_of<float>(), first_of<Half>(), first_of<BFloat16>()},
             cpu::dropout_row<Simd>,
             cpu::dropout_columns<Simd>};

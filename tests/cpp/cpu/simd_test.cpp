@@ -1,4 +1,4 @@
-// exp2, tanh and the dropout bits of every instruction set that this machine has.
+// Vector functions and the dropout bits of every instruction set that this machine has.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -170,6 +170,36 @@ TEST_P(Simd, ElementsBehindTheFirstStayAsTheyAre) {
       for (std::size_t i = std::size_t(n * first.size); i < out.size(); ++i)
         EXPECT_EQ(out[i], 0xa5) << i << " of " << n;
     }
+}
+
+TEST_P(Simd, EachVectorHasItsSum) {
+  const SimdFunctions& s = *GetParam();
+  std::vector<float> in(s.lanes * s.lanes), out(s.lanes), expected(s.lanes);
+  for (index_t i = 0; i < s.lanes; ++i)
+    for (index_t k = 0; k < s.lanes; ++k) {
+      in[i * s.lanes + k] = float((i + 1) * 1000 + 37 * k * k % 101);  // Sums are exact.
+      expected[i] += in[i * s.lanes + k];
+    }
+  s.sum_each(in.data(), out.data());
+  EXPECT_EQ(out, expected);
+}
+
+TEST_P(Simd, PairsAreSplitAndPutInOrder) {
+  const SimdFunctions& s = *GetParam();
+  if (!s.split_pairs) GTEST_SKIP() << s.name << " converts bf16 elements one by one";
+  const index_t most = 2 * s.lanes;
+  for (index_t n = 0; n <= most; ++n) {
+    std::vector<BFloat16> in(n);  // Of n alone, so that ASan sees what is read behind them.
+    for (index_t i = 0; i < n; ++i) in[i] = from_float<BFloat16>((i % 3 == 0 ? -1.0f : 1.0f) * (0.5f + float(i)));
+    std::vector<float> split(most, -1.0f), ordered(most, -1.0f);
+    s.split_pairs(in.data(), n, split.data());
+    s.interleave(split.data(), ordered.data());
+    for (index_t i = 0; i < most; ++i) {
+      const float expected = i < n ? to_float(in[i]) : 0.0f;
+      EXPECT_EQ(split[i % 2 * s.lanes + i / 2], expected) << i << " of " << n;
+      EXPECT_EQ(ordered[i], expected) << i << " of " << n;
+    }
+  }
 }
 
 TEST_P(Simd, TanhWithinEightRoundings) {
