@@ -126,7 +126,7 @@ bool prefetches_into_l2() {
   return into_l2;
 }
 
-bool idles_while_converting() { return made_by_amd(); }
+bool idles_at_memory() { return made_by_amd(); }
 #else
 namespace {
 Core own_core() { return Core::other; }
@@ -135,7 +135,7 @@ Core own_core() { return Core::other; }
 Features detect_features() { return {}; }
 bool asks_between_products() { return false; }
 bool prefetches_into_l2() { return false; }
-bool idles_while_converting() { return false; }
+bool idles_at_memory() { return false; }
 #endif
 
 Core core() {

@@ -33,9 +33,8 @@ void suppose_core(Core core);
 /// latter. A Zen 5 loses by those, in decoding, in windows and for rows of a bias (docs/cpu-kernels.md).
 bool prefetches_into_l2();
 
-/// Whether decoding that asks into L2 and converts what it reads is to idle between the lines that it asks for, as it
-/// does where nothing is converted. fp16 of 537 MB is up to 7 % faster by it on a Zen 4 (in one of two comparisons no
-/// faster), and 3 to 15 % slower on a Xeon, which decodes bf16 a tenth faster (docs/cpu-kernels.md).
-bool idles_while_converting();
+/// Whether decoding that asks into L2 is to idle between the lines that it asks memory for. A Zen 4 is up to 11 %
+/// faster by it, a Xeon 2 to 10 % slower in any dtype (docs/cpu-kernels.md).
+bool idles_at_memory();
 
 }  // namespace flash_attn::cpu

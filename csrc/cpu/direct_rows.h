@@ -322,39 +322,43 @@ struct DirectProducts {
   }
 };
 
-// Instructions to idle for each line, where products have the pace of memory; shorter vectors take long enough. Into
-// L2: measured on a Zen 4. Into L1: measured on a Zen 5, where products of pairs and of what is converted take long
+// Instructions to idle for each line, where products have the pace of memory; shorter vectors and what is converted
+// take long enough. Into L2: measured on a Zen 4. Into L1: measured on a Zen 5, where products of pairs take long
 // enough.
-template <class Target>
-inline constexpr int kIdleIntoL2 = Target::Simd::W < 16 ? 0 : 8;
+template <class Target, class T>
+inline constexpr int kIdleIntoL2 = Target::Simd::W == 16 && std::is_same_v<typename Target::Elem, T> ? 8 : 0;
 template <class Target, class T>
 inline constexpr int kIdleIntoL1 = Target::Simd::W == 16 && std::is_same_v<T, float> ? 18 : 0;
 
+template <class Target, class T, int Rows, class Into>
+constexpr typename DirectProducts<Target>::OfRows direct_products_of_rows() {
+  return {dot_rows<Target, T, Rows, Into>, accumulate_rows<Target, T, Rows, Into>, add_sums<Target, T, Rows>};
+}
+
+// Few: how one and two rows ask, whose products are so quick that a line's address that goes through memory is waited
+// for.
+template <class Target, class T, class Into, class Few = Into>
+constexpr DirectProducts<Target> direct_products_that_ask() {
+  constexpr int kTwo = Target::kPortable ? Target::kRows : 2;
+  return {direct_products_of_rows<Target, T, 1, Few>(), direct_products_of_rows<Target, T, kTwo, Few>(),
+          direct_products_of_rows<Target, T, 4, Into>(), direct_products_of_rows<Target, T, Target::kRows, Into>()};
+}
+
 template <class Target, class T>
 DirectProducts<Target> direct_products_of(Asking asking) {
-  const auto that_ask = [](auto into) -> DirectProducts<Target> {
-    using Into = decltype(into);
-    const auto of_rows = [](auto rows) -> typename DirectProducts<Target>::OfRows {
-      constexpr int kRows = rows;
-      return {dot_rows<Target, T, kRows, Into>, accumulate_rows<Target, T, kRows, Into>, add_sums<Target, T, kRows>};
-    };
-    constexpr int kTwo = Target::kPortable ? Target::kRows : 2;
-    return {of_rows(std::integral_constant<int, 1>()), of_rows(std::integral_constant<int, kTwo>()),
-            of_rows(std::integral_constant<int, 4>()), of_rows(std::integral_constant<int, Target::kRows>())};
-  };
-  if constexpr (Target::kPortable) return that_ask(IntoL1());
+  if constexpr (Target::kPortable) return direct_products_that_ask<Target, T, IntoL1>();
   switch (asking) {
-    case Asking::into_l2: return that_ask(IntoL2());
     case Asking::into_l2_at_its_pace:
-      if constexpr (Target::Simd::W < 16) return that_ask(IntoL2());
-      if (!std::is_same_v<typename Target::Elem, T> && !idles_while_converting())
-        return that_ask(AtItsPace<IntoL2, 0>());
-      return that_ask(AtItsPace<IntoL2, kIdleIntoL2<Target>>());
-    case Asking::into_l1_at_its_pace:
-      if constexpr (kIdleIntoL1<Target, T> > 0) return that_ask(AtItsPace<IntoL1FromMemory, kIdleIntoL1<Target, T>>());
+      if constexpr (kIdleIntoL2<Target, T> > 0)
+        return direct_products_that_ask<Target, T, AtItsPace<IntoL2, kIdleIntoL2<Target, T>>, IntoL2>();
       [[fallthrough]];
-    case Asking::into_l1_from_memory: return that_ask(IntoL1FromMemory());
-    default: return that_ask(IntoL1());
+    case Asking::into_l2: return direct_products_that_ask<Target, T, IntoL2>();
+    case Asking::into_l1_at_its_pace:
+      if constexpr (kIdleIntoL1<Target, T> > 0)
+        return direct_products_that_ask<Target, T, AtItsPace<IntoL1FromMemory, kIdleIntoL1<Target, T>>>();
+      [[fallthrough]];
+    case Asking::into_l1_from_memory: return direct_products_that_ask<Target, T, IntoL1FromMemory>();
+    default: return direct_products_that_ask<Target, T, IntoL1>();
   }
 }
 

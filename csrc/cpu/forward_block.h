@@ -122,7 +122,8 @@ FA_INLINE Asking asking_for(const Problem& p, index_t size, bool one_strip) {
   for (index_t b = 0; b < p.B; ++b) keys += p.sequence(b).k_len;
   const index_t bytes = keys * p.Hk * (p.D + p.Dv) * size;
   // Measured on a Zen 4, whose last-level cache of 32 MB has other users.
-  if (prefetches_into_l2()) return bytes > kShared ? Asking::into_l2_at_its_pace : Asking::into_l2;
+  if (prefetches_into_l2())
+    return bytes > kShared && one_strip && idles_at_memory() ? Asking::into_l2_at_its_pace : Asking::into_l2;
   if (bytes <= kCaches || p.Hk * p.D * size < kWide) return Asking::into_l1;
   return one_strip && min_of(p.D, p.Dv) >= kLong ? Asking::into_l1_at_its_pace : Asking::into_l1_from_memory;
 }
