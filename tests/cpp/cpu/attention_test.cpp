@@ -173,6 +173,28 @@ TEST_P(CpuAttention, DoesNotDependOnThreads) {
   }
 }
 
+// Query heads that meet the rows of one key head where they are: strips of one, two, up to four and more rows, with all
+// that is left of vectors, pairs of them and turns of keys.
+TEST(CpuFewRows, OfEveryCountMatchDoublePrecision) {
+  const Choices restored;
+  std::vector<Case> cases;
+  for (const std::int64_t heads : {1, 2, 3, 4, 6, 7})
+    for (const auto& [D, Dv] : {std::pair(36, 20), std::pair(64, 64), std::pair(17, 40), std::pair(96, 104)})
+      cases.push_back({"", {1, heads, 1, 1, 70 + heads, D, Dv}, {}});
+  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16})
+    for (const Case& c : cases) {
+      const Reference expected = Attention(c, dtype).reference(c);
+      for (const std::string& isa : cpu_instruction_sets()) {
+        SCOPED_TRACE(isa + ", " + std::to_string(c.shape.H) + " heads, D=" + std::to_string(c.shape.D));
+        force_cpu_instruction_set(isa);
+        Attention run(c, dtype);
+        run.forward(default_executor(1));
+        EXPECT_LE(relative_error(run.out, expected.out), tolerance(dtype));
+        EXPECT_LE(relative_error(run.lse, expected.lse), dtype == DType::f64 ? 1e-12 : 1e-6);
+      }
+    }
+}
+
 TEST(CpuExplanation, SaysWhereQueriesAre) {
   const Choices restored;
   const auto in_lanes = [](const Shape& shape, const Features& features, DType dtype = DType::f32) {
