@@ -55,13 +55,16 @@ test_clang() {
   CC=clang-22 CXX=clang++-22 test_core clang
 }
 
-# test_python FOLDER ARGUMENT...: one thread per worker, since the workers share the processors. The folder is named for
-# pytest before 7.3, whose workers do not look for options where testpaths points.
+# test_python FOLDER ARGUMENT...: one thread per worker, since the workers share the processors; one that is done takes
+# tests of others, whose last ones may take minutes, where xdist is as new as that. The folder is named for pytest before
+# 7.3, whose workers do not look for options where testpaths points.
 test_python() {
+  local dist=load
+  if "$venv/bin/python" -m pytest --help | grep worksteal >/dev/null; then dist=worksteal; fi
   local sdist=(build/upstream/*.tar.gz)
   if [ -f "${sdist[0]}" ]; then export FLASH_ATTN_UPSTREAM_SDIST=$PWD/${sdist[0]}; fi
   # shellcheck disable=SC2086
-  OMP_NUM_THREADS=1 "$venv/bin/python" -m pytest -n "$jobs" "$@" ${PYTEST_ARGS:-}
+  OMP_NUM_THREADS=1 "$venv/bin/python" -m pytest -n "$jobs" --dist $dist "$@" ${PYTEST_ARGS:-}
 }
 
 # support_matrix --check | --write: compares README.md's table with what the Python tests have shown, or rewrites it.
