@@ -33,8 +33,8 @@ void suppose_core(Core core);
 /// latter. A Zen 5 loses by those, in decoding, in windows and for rows of a bias (docs/cpu-kernels.md).
 bool prefetches_into_l2();
 
-/// Whether decoding that asks into L2 is to idle between the lines that it asks memory for. A Zen 4 is up to 11 %
-/// faster by it, a Xeon 2 to 10 % slower in any dtype (docs/cpu-kernels.md).
+/// Whether decoding that asks into L2 is to idle between the lines that it asks memory for, where four rows meet them.
+/// A Zen 4 is 3 to 10 % faster by it, a Xeon 2 to 5 % slower (docs/cpu-kernels.md).
 bool idles_at_memory();
 
 }  // namespace flash_attn::cpu

@@ -2,7 +2,8 @@
 // Rows are given by their addresses, so that pages cost nothing.
 #pragma once
 
-#include "cpu/cpuid.h"
+#include <cassert>
+
 #include "cpu/pack.h"
 #include "cpu/rows_ahead.h"
 #include "cpu/target.h"
@@ -345,8 +346,7 @@ constexpr DirectProducts<Target> direct_products_that_ask() {
 }
 
 template <class Target, class T>
-DirectProducts<Target> direct_products_of(Asking asking) {
-  if constexpr (Target::kPortable) return direct_products_that_ask<Target, T, IntoL1>();
+DirectProducts<Target> direct_products_measured(Asking asking) {
   switch (asking) {
     case Asking::into_l2_at_its_pace:
       if constexpr (kIdleIntoL2<Target, T> > 0)
@@ -359,6 +359,16 @@ DirectProducts<Target> direct_products_of(Asking asking) {
       [[fallthrough]];
     case Asking::into_l1_from_memory: return direct_products_that_ask<Target, T, IntoL1FromMemory>();
     default: return direct_products_that_ask<Target, T, IntoL1>();
+  }
+}
+
+template <class Target, class T>
+DirectProducts<Target> direct_products_of(Asking asking) {
+  if constexpr (Target::kPortable) {
+    assert(asking == Asking::into_l1);
+    return direct_products_that_ask<Target, T, IntoL1>();
+  } else {
+    return direct_products_measured<Target, T>(asking);
   }
 }
 

@@ -270,11 +270,11 @@ TEST(AskingTest, DependsOnWhatThereIsToRead) {
     return asking_for(p, 2, one_strip);
   };
   const bool into_l2 = prefetches_into_l2();
-  const Asking far_into_l2 = idles_at_memory() ? Asking::into_l2_at_its_pace : Asking::into_l2;
+  const Asking paced = idles_at_memory() ? Asking::into_l2_at_its_pace : Asking::into_l2;
   const auto expect = [&](Asking got, Asking of_l2, Asking of_l1) { EXPECT_EQ(got, into_l2 ? of_l2 : of_l1); };
   expect(asking(8, 16384, 8, 128), Asking::into_l2, Asking::into_l1_from_memory);
-  expect(asking(8, 16384, 8, 128, true), far_into_l2, Asking::into_l1_at_its_pace);
-  expect(asking(8, 16384, 16, 64, true), far_into_l2, Asking::into_l1_from_memory);
+  expect(asking(8, 16384, 8, 128, true), paced, Asking::into_l1_at_its_pace);
+  expect(asking(8, 16384, 16, 64, true), paced, Asking::into_l1_from_memory);
   expect(asking(1, 2048, 8, 128, true), Asking::into_l2, Asking::into_l1);
   expect(asking(8, 65536, 2, 128), Asking::into_l2, Asking::into_l1);
 }

@@ -4,7 +4,7 @@
 namespace flash_attn::testing {
 
 const SimdFunctions& avx2_functions() {
-  static constexpr SimdFunctions functions = SimdFunctionsOf<cpu::Avx2Simd>::table<false, true>("avx2");
+  static constexpr SimdFunctions functions = SimdFunctionsOf<cpu::Avx2Simd>::table("avx2");
   return functions;
 }
 

@@ -84,13 +84,13 @@ struct SimdFunctionsOf {
     return {sizeof(T), load_first_of<T>, store_first_of<T>};
   }
   // A template, so that only what is asked for is compiled.
-  template <bool HasTanhByExp2 = false, bool HasPairs = false>
+  template <bool HasTanhByExp2 = false>
   static constexpr SimdFunctions table(const char* name) {
     void (*by_exp2)(const float*, index_t, float*) = nullptr;
     if constexpr (HasTanhByExp2) by_exp2 = tanh_by_exp2_of;
     void (*split)(const void*, index_t, float*) = nullptr;
     void (*interleave)(const float*, float*) = nullptr;
-    if constexpr (HasPairs) split = split_pairs_of, interleave = interleave_of;
+    if constexpr (requires { &Simd::interleave; }) split = split_pairs_of, interleave = interleave_of;
     return {name,
             Simd::W,
             weight_of,
