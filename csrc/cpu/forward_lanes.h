@@ -83,7 +83,13 @@ class ForwardLanes {
       const index_t of_tile = round_up(ceil_div(keys.end - keys.begin, tiles), index_t(kRows));
       for (index_t key = keys.begin; key < keys.end; key += of_tile, ++nth) {
         const index_t end = min_of(key + of_tile, keys.end);
-        Tile tile{&group, {key, end}, s.lanes.weights[nth % 2], key == keys.begin, end == keys.end, {}};
+        Tile tile{&group,
+                  {key, end},
+                  seen_by_both(block, r, {key, end}),
+                  s.lanes.weights[nth % 2],
+                  key == keys.begin,
+                  end == keys.end,
+                  {}};
         Real* const x = s.lanes.scores[nth % 2];
         V top[N];
         dot_products(block, tile, x, top, asks, s);
@@ -113,6 +119,8 @@ class ForwardLanes {
   struct Tile {
     Group* group;
     Range keys;  // Whole micro-kernels.
+    Range both;  // Of them, those whose V both vectors of queries meet: the first alone those before, the second alone
+                 // those after.
     Elem* weights;
     bool first, last;  // Of its group.
     V rescale[N];      // Of what was summed before.
@@ -130,6 +138,19 @@ class ForwardLanes {
   struct NoEdges {
     FA_INLINE V hide(V scores, index_t, index_t) const { return scores; }
   };
+
+  // Of a tile's keys all but those at its ends that one vector of queries does not see, if these are worth a loop.
+  Range seen_by_both(const Block& block, index_t r, Range keys) const {
+    static_assert(N == 2);
+    constexpr index_t kLeast = 4 * kStep;
+    const ScoreRule<Real>& rule = block.rules[0];
+    const index_t begin = rule.visible_keys(block.query(r + W)).begin / kStep * kStep;
+    const index_t end = round_up(rule.visible_keys(block.query(r + W - 1)).end, kStep);
+    Range both = keys;
+    if (begin - keys.begin >= kLeast) both.begin = min_of(begin, keys.end);
+    if (keys.end - end >= kLeast) both.end = max_of(end, both.begin);
+    return both;
+  }
 
   // S^T of a tile, -inf where a key is not seen, and its maxima.
   void dot_products(const Block& block, const Tile& tile, Real* x, V (&top)[N], StripAsks& asks,
@@ -233,13 +254,20 @@ class ForwardLanes {
   void finish(const Block& block, const Tile& tile, Weights& next, const Scratch& s) const {
     const Panels<Target> v = plan_.packed.v(block.packed, plan_.packed.held(block.sequence.k_len));
     for (index_t panel = 0; panel < v.count(); ++panel) {
-      const index_t width = v.width(panel);
-      Values values{width, {}};
-      int nth = 0;
-      plan_.each_run(block, 0, tile.keys, [&](Range run, index_t at) {
-        values.runs[nth++] = {v.panel(panel) + (at + run.begin) * width, (run.end - run.begin) / kStep};
-      });
-      multiply_values(values, tile, s.lanes.o + v.begin(panel) * kQueries, next);
+      const auto values = [&](Range keys) {
+        const index_t width = v.width(panel);
+        Values these{width, tile.weights + (keys.begin - tile.keys.begin) * kQueries, {}};
+        int nth = 0;
+        plan_.each_run(block, 0, keys, [&](Range run, index_t at) {
+          these.runs[nth++] = {v.panel(panel) + (at + run.begin) * width, (run.end - run.begin) / kStep};
+        });
+        return these;
+      };
+      Real* const o = s.lanes.o + v.begin(panel) * kQueries;
+      multiply_values(values(tile.both), tile, o, next);
+      const Range before{tile.keys.begin, tile.both.begin}, after{tile.both.end, tile.keys.end};
+      if (!before.empty()) add_values(values(before), 0, o);
+      if (!after.empty()) add_values(values(after), 1, o);
     }
     if (tile.last) put_rows(*tile.group, s);
   }
@@ -247,6 +275,7 @@ class ForwardLanes {
   // A panel of V, as far as it is of a tile: packed keys may turn once.
   struct Values {
     index_t width;
+    const Elem* weights;
     struct {
       const Elem* v;
       index_t steps;
@@ -260,7 +289,7 @@ class ForwardLanes {
       V sum[kRows][N];
       for (auto& row : sum)
         for (V& vector : row) vector = V(Real(0));
-      const Elem *a, *b = tile.weights;
+      const Elem *a, *b = values.weights;
       const auto step = [&](const auto& work) {
         multiply_step<MicroKernel<N>, N>(a, kStep, b, sum, [&](auto row) {
           if constexpr (row == kRows / 2 - 1) work();
@@ -293,6 +322,23 @@ class ForwardLanes {
         }
     }
     next = beside;
+  }
+
+  // The products with one vector of queries.
+  FA_NOINLINE void add_values(const Values& values, index_t vector, Real* o) const {
+    using Micro = MicroKernel<1>;
+    o += vector * W;
+    for (index_t c = 0; c < values.width; c += Micro::kRows, o += Micro::kRows * kQueries) {
+      V sum[Micro::kRows][1];
+      for (auto& row : sum) row[0] = V(Real(0));
+      const Elem* b = values.weights + vector * W * kStep;
+      for (const auto& run : values.runs) {
+        const Elem* a = run.v + c * kStep;
+        for (index_t i = 0; i < run.steps; ++i, a += values.width * kStep, b += kQueries * kStep)
+          multiply_step<Micro, 1>(a, kStep, b, sum);
+      }
+      for (int t = 0; t < Micro::kRows; ++t) Simd::store(o + t * kQueries, Simd::load(o + t * kQueries) + sum[t][0]);
+    }
   }
 
   // O and the states of a group, row by row.
