@@ -142,6 +142,12 @@ def parse_arguments(argv=None):
     add("--sum", action="store_true", help="time a plain sum over K and V too")
     add("--backward", action="store_true", help="time the backward pass [forward]")
     add("--one-thread", action="store_true", help="[one thread per processor]")
+    add(
+        "--after-dense",
+        action="store_true",
+        help="before each timed call one without a mask, on other tensors, which takes what was in caches with it; of "
+        "short calls the first one alone comes right after it",
+    )
     add("--rounds", type=int, default=100, metavar="N", help="[100]")
     add("--seed", type=int, default=0, metavar="N", help="[0]")
     add("--json", metavar="FILE", help="write seconds of each round, too")
@@ -153,13 +159,20 @@ def parse_arguments(argv=None):
     return args
 
 
-def measured(calls, rounds, seed):
-    """Seconds of each call in each round, whose order is drawn anew."""
+def dense(args):
+    """The same call without a mask, on other tensors, by the first build."""
+    unmasked = argparse.Namespace(**vars(args) | {"window": (-1, -1), "causal": False, "seed": args.seed + 1})
+    return Call(unmasked).by(args.libraries[0])
+
+
+def measured(calls, rounds, seed, before=lambda: None):
+    """Seconds of each call in each round, whose order is drawn anew; `before` runs ahead of each."""
     order, times = list(range(len(calls))), [[] for _ in calls]
     draw = random.Random(seed)
     for _ in range(rounds):
         draw.shuffle(order)
         for n in order:
+            before()
             times[n].append(sample(calls[n]))
     return times
 
@@ -176,7 +189,7 @@ def main(argv=None):
     if args.sum:
         names.append("sum")
         calls.append(call.sum)
-    times = measured(calls, args.rounds, args.seed)
+    times = measured(calls, args.rounds, args.seed, *([dense(args)] if args.after_dense else []))
     print(f"{'build':40} {'median':>11} {'least':>11}  to the first: median and quartiles")
     for n, (name, seconds) in enumerate(zip(names, times)):
         ratios = sorted(mine / first for mine, first in zip(seconds, times[0]))

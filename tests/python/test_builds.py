@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import torch
 
 from flash_attn import _native
 
@@ -26,7 +29,7 @@ def test_builds_are_compared_by_the_same_call(tmp_path):
     shutil.copy(LIBRARY, copy)
     shape = ["--rounds=2", "--batch=2", "--heads=4", "--kv-heads=2", "--head-dim=24", "--queries=3", "--keys=64"]
     for options in (
-        ["--causal", "--one-thread"],
+        ["--causal", "--one-thread", "--after-dense"],
         ["--window", "16", "0"],
         ["--backward", "--causal"],
         ["--page=16", "--sum", "--json", path],
@@ -35,6 +38,23 @@ def test_builds_are_compared_by_the_same_call(tmp_path):
         assert len(printed.splitlines()) == 3 + ("--sum" in options) and "other bits" not in printed
     seconds = json.loads(path.read_text())["seconds"]
     assert {name: len(times) for name, times in seconds.items()} == {str(LIBRARY): 2, str(copy): 2, "sum": 2}
+
+
+def test_a_dense_call_goes_before_each_timed_one(monkeypatch):
+    monkeypatch.syspath_prepend(str(BUILDS.parent))
+    module = importlib.import_module("builds")
+    events = []
+    monkeypatch.setattr(module, "sample", lambda call: events.append(call) or 1.0)
+    assert module.measured(["a", "b"], 3, 0, lambda: events.append("dense")) == [[1.0] * 3] * 2
+    assert events[::2] == ["dense"] * 6 and sorted(events[1::2]) == ["a"] * 3 + ["b"] * 3
+
+    args = module.parse_arguments([str(LIBRARY), "--heads=1", "--queries=64", "--keys=64", "--window", "8", "0"])
+    calls = []
+    monkeypatch.setattr(module.Call, "by", lambda call, path: calls.append((call, path)))
+    module.dense(args)
+    (call, path), window = calls[0], module.Call(args)
+    assert path == str(LIBRARY) and call.problem.window_left == -1 and window.problem.window_left == 8
+    assert not torch.equal(call.tensors["q"], window.tensors["q"])
 
 
 def test_builds_say_what_a_call_lacks():
