@@ -140,6 +140,7 @@ class ForwardLanes {
   };
 
   // Of a tile's keys all but those at its ends that one vector of queries does not see, if these are worth a loop.
+  // Queries past the last one would see keys as much further on, so they hide none from those before them.
   Range seen_by_both(const Block& block, index_t r, Range keys) const {
     static_assert(N == 2);
     constexpr index_t kLeast = 4 * kStep;
