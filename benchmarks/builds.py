@@ -159,13 +159,13 @@ def parse_arguments(argv=None):
     return args
 
 
-def dense(args):
+def dense_call(args):
     """The same call without a mask, on other tensors, by the first build."""
     unmasked = argparse.Namespace(**vars(args) | {"window": (-1, -1), "causal": False, "seed": args.seed + 1})
     return Call(unmasked).by(args.libraries[0])
 
 
-def measured(calls, rounds, seed, before=lambda: None):
+def measured(calls, rounds, seed, before):
     """Seconds of each call in each round, whose order is drawn anew; `before` runs ahead of each."""
     order, times = list(range(len(calls))), [[] for _ in calls]
     draw = random.Random(seed)
@@ -189,7 +189,8 @@ def main(argv=None):
     if args.sum:
         names.append("sum")
         calls.append(call.sum)
-    times = measured(calls, args.rounds, args.seed, *([dense(args)] if args.after_dense else []))
+    before = dense_call(args) if args.after_dense else lambda: None
+    times = measured(calls, args.rounds, args.seed, before)
     print(f"{'build':40} {'median':>11} {'least':>11}  to the first: median and quartiles")
     for n, (name, seconds) in enumerate(zip(names, times)):
         ratios = sorted(mine / first for mine, first in zip(seconds, times[0]))

@@ -325,7 +325,7 @@ class ForwardLanes {
     next = beside;
   }
 
-  // The products with one vector of queries.
+  // Adds the products with one vector of queries to o, which holds those with both.
   FA_NOINLINE void add_values(const Values& values, index_t vector, Real* o) const {
     using Micro = MicroKernel<1>;
     o += vector * W;

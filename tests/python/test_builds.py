@@ -51,7 +51,7 @@ def test_a_dense_call_goes_before_each_timed_one(monkeypatch):
     args = module.parse_arguments([str(LIBRARY), "--heads=1", "--queries=64", "--keys=64", "--window", "8", "0"])
     calls = []
     monkeypatch.setattr(module.Call, "by", lambda call, path: calls.append((call, path)))
-    module.dense(args)
+    module.dense_call(args)
     (call, path), window = calls[0], module.Call(args)
     assert path == str(LIBRARY) and call.problem.window_left == -1 and window.problem.window_left == 8
     assert not torch.equal(call.tensors["q"], window.tensors["q"])
