@@ -17,6 +17,7 @@
 #include "cpu/backward_gradients.h"
 #include "cpu/dropout_bits.h"
 #include "cpu/pack.h"
+#include "cpu/results.h"
 #include "cpu/rows_ahead.h"
 #include "cpu/slots.h"
 #include "cpu/target.h"
@@ -345,11 +346,13 @@ class Backward {
   void store_rows(const Real* rows, index_t stride, Real factor, const Operand& x, index_t features, index_t b,
                   index_t h, index_t first, index_t count) const {
     constexpr index_t kMost = 64;
+    const index_t elements = p_.Tq * p_.H * p_.D + p_.Tk * p_.Hk * (p_.D + p_.Dv);
+    const auto store = result_rows(format_, x, features, elements * format_.size, executor_);
     Real factors[kMost];
     for (Real& of_row : factors) of_row = factor;
     for (index_t n = 0; n < count; n += kMost)
-      format_.store_rows(rows + n * stride, stride, factors, min_of(kMost, count - n), features,
-                         row_at(x, format_.size, b, first + n, h), x.row_stride * format_.size);
+      store(rows + n * stride, stride, factors, min_of(kMost, count - n), features,
+            row_at(x, format_.size, b, first + n, h), x.row_stride * format_.size);
   }
 
   const BackwardProblem& f_;

@@ -144,4 +144,9 @@ Core core() {
   return told < 0 ? own : static_cast<Core>(told);
 }
 
+bool stores_past_caches(std::int64_t bytes, int threads) {
+  constexpr std::int64_t kL2 = std::int64_t(1) << 20;
+  return core() == Core::zen4 && bytes > 2 * kL2 * threads;
+}
+
 }  // namespace flash_attn::cpu

@@ -1,6 +1,8 @@
 // What this machine's processor and operating system can execute.
 #pragma once
 
+#include <cstdint>
+
 namespace flash_attn::cpu {
 
 struct Features {
@@ -36,5 +38,10 @@ bool prefetches_into_l2();
 /// Whether decoding that asks into L2 is to idle between the lines that it asks memory for, where four rows meet them.
 /// A Zen 4 is 3 to 10 % faster by it, a Xeon 2 to 5 % slower (docs/cpu-kernels.md).
 bool idles_at_memory();
+
+/// Whether results of so many bytes, which so many threads write, are stored past the caches: those that are more than
+/// twice the L2 of these threads. Whoever reads them next finds them in memory instead of L3, which takes less than
+/// what the call saves, as no line is fetched to be overwritten (docs/cpu-zen4.md).
+bool stores_past_caches(std::int64_t bytes, int threads);
 
 }  // namespace flash_attn::cpu

@@ -353,8 +353,8 @@ class Forward {
       for (index_t n = 0; n < count; n += kMost) {
         const RowEnds<Real> ends = ends_of(block, r + n, min_of(kMost, count - n), s);
         ends.store_lse(static_cast<Real*>(f_.lse) + lse + n * lse_step, lse_step);
-        plan_.format.store_rows(s.o + (r + n) * plan_.o_stride, plan_.o_stride, ends.factor, ends.rows, p_.Dv,
-                                row_of(block, f_.out, r + n), row_step(block, f_.out));
+        plan_.store_out(s.o + (r + n) * plan_.o_stride, plan_.o_stride, ends.factor, ends.rows, p_.Dv,
+                        row_of(block, f_.out, r + n), row_step(block, f_.out));
       }
     });
   }

@@ -26,7 +26,8 @@ class ForwardAhead {
     NextRows next{};
     next.into_l2 = into_l2_;
     const Sequence& sequence = block.sequence;
-    add(next, block, plan_.f.out, block.b, sequence.q_begin + block.first, block.h, p_.Dv, block.rows);
+    if (plan_.store_out == plan_.format.store_rows)
+      add(next, block, plan_.f.out, block.b, sequence.q_begin + block.first, block.h, p_.Dv, block.rows);
     const index_t hk = block.h / p_.group(), last_h = (hk + 1) * p_.group() - 1;
     if (block.h < last_h) {
       add(next, block, p_.q, block.b, sequence.q_begin + block.first, block.h + 1, p_.D, block.rows);

@@ -8,6 +8,7 @@
 #include "cpu/exponentials.h"
 #include "cpu/lanes.h"
 #include "cpu/packed_keys.h"
+#include "cpu/results.h"
 #include "cpu/rows_ahead.h"
 #include "cpu/score_tables.h"
 #include "cpu/target.h"
@@ -140,6 +141,7 @@ struct ForwardPlan {
         approach(how),
         units(these),
         format(row_format<Target>(p.dtype)),
+        store_out(result_rows(format, f.out, p.Dv, p.Tq * p.H * p.Dv * format.size, executor)),
         asking(Target::kPortable ? Asking::into_l1
                                  : asking_for(p, format.size, p.group() * units.longest_q() <= kRows)),
         products(direct_products<Target>(p.dtype, asking)),
@@ -362,6 +364,7 @@ struct ForwardPlan {
   const Approach approach;
   const Units& units;
   const RowFormat<Target> format;
+  const typename RowFormat<Target>::StoreRows store_out;
   const Asking asking;  // Of direct products.
   const DirectProducts<Target> products;
   const Addend<Target> addend;

@@ -29,6 +29,7 @@ struct Scalars {
   static FA_INLINE V multiply_add(V a, V b, V c) { return fma(a, b, c); }
   static FA_INLINE void store(Elem* p, V x) { Simd::store(p, x); }
   static FA_INLINE void store_first(Elem* p, V x, index_t n) { Simd::store_first(p, x, n); }
+  static FA_INLINE void stream(Elem* p, V x) { Simd::stream(p, x); }
   static FA_INLINE void store_all(Elem* p, const V (&x)[kStep]) { store(p, x[0]); }
   static FA_INLINE void store_rows(Elem* p, index_t stride, V x, V y) { store(p, x), store(p + stride, y); }
   static FA_INLINE void store_step(Elem* p, const V* x) { store(p, *x); }
@@ -65,6 +66,7 @@ struct Bf16Pairs {
   static FA_INLINE void store_first(Elem* p, V x, index_t n) {
     _mm256_mask_storeu_epi16(p, Avx512Simd::first(n), round(x));
   }
+  static FA_INLINE void stream(Elem* p, V x) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), round(x)); }
   // One after the other.
   static FA_INLINE void store_all(Elem* p, const V (&x)[kStep]) { _mm512_storeu_si512(p, round(x[0], x[1])); }
   static FA_INLINE void store_rows(Elem* p, index_t stride, V x, V y) {

@@ -20,8 +20,10 @@ struct RowFormat {
   void (*load)(const char* source, index_t row_bytes, index_t run, index_t rows, index_t n, Elem* out, index_t stride);
   void (*store)(const Real* row, Real factor, index_t n, void* out);  // row * factor, rounded to nearest even
   // The same for rows of x, `stride` apart, to rows of memory, which are asked for.
-  void (*store_rows)(const Real* x, index_t stride, const Real* factors, index_t rows, index_t n, char* out,
-                     index_t row_bytes);
+  using StoreRows = void (*)(const Real* x, index_t stride, const Real* factors, index_t rows, index_t n, char* out,
+                             index_t row_bytes);
+  StoreRows store_rows;
+  StoreRows stream_rows;  // Past the caches, rows of whole lines; nothing where there are no such stores.
   // out[r] = sum of x * y over row r, for rows of n features.
   void (*dot_rows)(const char* x, index_t x_bytes, const char* y, index_t y_bytes, index_t rows, index_t n, Real* out);
   index_t size;  // bytes of one element
@@ -80,6 +82,13 @@ struct RowsOf {
       store(x, factors[r], n, out);
     }
   }
+  static void stream_rows(const Real* x, index_t stride, const Real* factors, index_t rows, index_t n, char* out,
+                          index_t row_bytes) {
+    for (index_t r = 0; r < rows; ++r, x += stride, out += row_bytes)
+      for (index_t i = 0; i < n; i += W)
+        Stored::stream(reinterpret_cast<T*>(out) + i, Simd::load(x + i) * typename Simd::V(factors[r]));
+    Simd::end_streams();
+  }
   static void dot_rows(const char* x, index_t x_bytes, const char* y, index_t y_bytes, index_t rows, index_t n,
                        Real* out) {
     const index_t bytes = n * static_cast<index_t>(sizeof(T)), ahead = rows_in_l1(y_bytes);
@@ -97,7 +106,9 @@ struct RowsOf {
     return Simd::reduce_sum(sums);
   }
   static constexpr RowFormat<Target> format() {
-    return {load, store, store_rows, dot_rows, sizeof(T), std::is_same_v<Elem, T>};
+    typename RowFormat<Target>::StoreRows streams = nullptr;
+    if constexpr (requires(T* to, typename Simd::V x) { Simd::stream(to, x); }) streams = stream_rows;
+    return {load, store, store_rows, streams, dot_rows, sizeof(T), std::is_same_v<Elem, T>};
   }
 };
 

@@ -108,6 +108,13 @@ struct Avx512Simd {
   static FA_INLINE void store(T* p, V x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round(p, x));
   }
+  // Past the caches, to an address that is a multiple of what is stored. Others see it after end_streams().
+  static FA_INLINE void stream(float* p, V x) { _mm512_stream_ps(p, x.v); }
+  template <class T>
+  static FA_INLINE void stream(T* p, V x) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), round(p, x));
+  }
+  static FA_INLINE void end_streams() { _mm_sfence(); }
   static FA_INLINE __mmask16 first(index_t n) {
     return n < W ? static_cast<__mmask16>((1u << n) - 1) : __mmask16(0xffff);
   }

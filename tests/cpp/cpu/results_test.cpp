@@ -1,0 +1,100 @@
+// Results that are stored past the caches.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "attention_reference.h"
+#include "choices.h"
+#include "cpu/workspace.h"
+
+namespace flash_attn::testing {
+namespace {
+
+constexpr std::int64_t kQueries = 2100, kHeads = 8, kFeatures = 64;
+constexpr char kPoison = 0x5a;
+
+// Memory for a result (1, queries, heads, features) that begins so many bytes after the beginning of a cache line.
+class Result {
+ public:
+  Result(DType dtype, std::int64_t shift)
+      : bytes_(kQueries * kHeads * kFeatures * std::int64_t(size_of(dtype))), room_(bytes_ + shift + cpu::kCacheLine) {
+    view_ = Tensor({1, kQueries, kHeads, kFeatures}, dtype).view();
+    std::memset(room_.data(), kPoison, static_cast<std::size_t>(bytes_ + shift + cpu::kCacheLine));
+    view_.data = room_.data() + shift;
+  }
+  const TensorView& view() const { return view_; }
+  std::string bytes() const { return {static_cast<const char*>(view_.data), static_cast<std::size_t>(bytes_)}; }
+  bool ends_there() const { return static_cast<const char*>(view_.data)[bytes_] == kPoison; }
+
+ private:
+  std::int64_t bytes_;
+  cpu::Workspace room_;
+  TensorView view_;
+};
+
+struct Results {
+  Result out, dq, dk, dv;
+  Results(DType dtype, std::int64_t shift) : out(dtype, shift), dq(dtype, shift), dk(dtype, shift), dv(dtype, shift) {}
+};
+
+struct Inputs {
+  Tensor q, k, v, dout;
+  AttentionProblem problem;
+
+  explicit Inputs(DType dtype) {
+    std::mt19937 generator(3);
+    for (Tensor* x : {&q, &k, &v, &dout}) *x = Tensor::random({1, kQueries, kHeads, kFeatures}, dtype, generator);
+    problem.q = q.view(), problem.k = k.view(), problem.v = v.view();
+    problem.softmax_scale = 0.125;
+    problem.window_left = 9, problem.window_right = 0;
+  }
+  void attend(const Results& r, const Executor& executor) {
+    Tensor lse({1, kHeads, kQueries}, DType::f32), softmax_d({1, kHeads, kQueries}, DType::f32);
+    ForwardArgs f;
+    f.problem = problem, f.out = r.out.view(), f.lse = lse.view();
+    attention_forward(f, executor);
+    BackwardArgs b;
+    b.problem = problem, b.dout = dout.view(), b.out = r.out.view(), b.lse = lse.view();
+    b.dq = r.dq.view(), b.dk = r.dk.view(), b.dv = r.dv.view(), b.softmax_d = softmax_d.view();
+    attention_backward(b, executor);
+  }
+};
+
+// Rows that do not begin with a cache line go through the caches, whatever their number.
+TEST(CpuResults, AreTheSamePastTheCaches) {
+  const Choices restored;
+  cpu::suppose_core(cpu::Core::zen4);
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    Inputs inputs(dtype);
+    ASSERT_TRUE(cpu::stores_past_caches(kQueries * kHeads * kFeatures * std::int64_t(size_of(dtype)), 1));
+    for (const std::string& isa : cpu_instruction_sets()) {
+      SCOPED_TRACE(isa + ", " + to_string(dtype));
+      force_cpu_instruction_set(isa);
+      const Results past(dtype, 0), through(dtype, 16);
+      inputs.attend(past, default_executor(1));
+      inputs.attend(through, default_executor(1));
+      for (const Result* r : {&past.out, &past.dq, &past.dk, &past.dv, &through.out}) EXPECT_TRUE(r->ends_there());
+      EXPECT_EQ(past.out.bytes(), through.out.bytes());
+      EXPECT_EQ(past.dq.bytes(), through.dq.bytes());
+      EXPECT_EQ(past.dk.bytes(), through.dk.bytes());
+      EXPECT_EQ(past.dv.bytes(), through.dv.bytes());
+    }
+  }
+}
+
+TEST(CpuResults, GoPastCachesThatAreTooSmallForThem) {
+  const Choices restored;
+  constexpr std::int64_t kMegabyte = std::int64_t(1) << 20;
+  cpu::suppose_core(cpu::Core::zen4);
+  EXPECT_FALSE(cpu::stores_past_caches(2 * kMegabyte, 1));
+  EXPECT_TRUE(cpu::stores_past_caches(2 * kMegabyte + 1, 1));
+  EXPECT_FALSE(cpu::stores_past_caches(32 * kMegabyte, 16));
+  EXPECT_TRUE(cpu::stores_past_caches(33 * kMegabyte, 16));
+  for (const cpu::Core core : {cpu::Core::zen5, cpu::Core::other}) {
+    cpu::suppose_core(core);
+    EXPECT_FALSE(cpu::stores_past_caches(100 * kMegabyte, 1));
+  }
+}
+
+}  // namespace
+}  // namespace flash_attn::testing
