@@ -13,28 +13,42 @@ namespace {
 constexpr std::int64_t kQueries = 2100, kHeads = 8, kFeatures = 64;
 constexpr char kPoison = 0x5a;
 
-// Memory for a result (1, queries, heads, features) that begins so many bytes after the beginning of a cache line.
+// Memory for a result (1, queries, heads, features) whose rows are so many features apart, the first of them so many
+// bytes after the beginning of a cache line.
 class Result {
  public:
-  Result(DType dtype, std::int64_t shift)
-      : bytes_(kQueries * kHeads * kFeatures * std::int64_t(size_of(dtype))), room_(bytes_ + shift + cpu::kCacheLine) {
-    view_ = Tensor({1, kQueries, kHeads, kFeatures}, dtype).view();
-    std::memset(room_.data(), kPoison, static_cast<std::size_t>(bytes_ + shift + cpu::kCacheLine));
+  Result(DType dtype, std::int64_t shift, std::int64_t apart)
+      : row_bytes_(kFeatures * std::int64_t(size_of(dtype))),
+        step_(apart * std::int64_t(size_of(dtype))),
+        room_(kQueries * kHeads * step_ + shift + cpu::kCacheLine),
+        view_(Tensor({1, kQueries, kHeads, apart}, dtype).view()) {
+    std::memset(room_.data(), kPoison, static_cast<std::size_t>(kQueries * kHeads * step_ + shift + cpu::kCacheLine));
     view_.data = room_.data() + shift;
+    view_.sizes[3] = kFeatures;
   }
   const TensorView& view() const { return view_; }
-  std::string bytes() const { return {static_cast<const char*>(view_.data), static_cast<std::size_t>(bytes_)}; }
-  bool ends_there() const { return static_cast<const char*>(view_.data)[bytes_] == kPoison; }
+  std::string rows() const {
+    std::string all;
+    for (std::int64_t r = 0; r < kQueries * kHeads; ++r) all.append(row(r), static_cast<std::size_t>(row_bytes_));
+    return all;
+  }
+  // Nothing is written behind the last row, or between rows that are apart.
+  bool ends_there() const {
+    return row(kQueries * kHeads)[0] == kPoison && (step_ == row_bytes_ || row(0)[row_bytes_] == kPoison);
+  }
 
  private:
-  std::int64_t bytes_;
+  const char* row(std::int64_t r) const { return static_cast<const char*>(view_.data) + r * step_; }
+
+  std::int64_t row_bytes_, step_;
   cpu::Workspace room_;
   TensorView view_;
 };
 
 struct Results {
   Result out, dq, dk, dv;
-  Results(DType dtype, std::int64_t shift) : out(dtype, shift), dq(dtype, shift), dk(dtype, shift), dv(dtype, shift) {}
+  Results(DType dtype, std::int64_t shift, std::int64_t apart)
+      : out(dtype, shift, apart), dq(dtype, shift, apart), dk(dtype, shift, apart), dv(dtype, shift, apart) {}
 };
 
 struct Inputs {
@@ -70,14 +84,15 @@ TEST(CpuResults, AreTheSamePastTheCaches) {
     for (const std::string& isa : cpu_instruction_sets()) {
       SCOPED_TRACE(isa + ", " + to_string(dtype));
       force_cpu_instruction_set(isa);
-      const Results past(dtype, 0), through(dtype, 16);
-      inputs.attend(past, default_executor(1));
-      inputs.attend(through, default_executor(1));
-      for (const Result* r : {&past.out, &past.dq, &past.dk, &past.dv, &through.out}) EXPECT_TRUE(r->ends_there());
-      EXPECT_EQ(past.out.bytes(), through.out.bytes());
-      EXPECT_EQ(past.dq.bytes(), through.dq.bytes());
-      EXPECT_EQ(past.dk.bytes(), through.dk.bytes());
-      EXPECT_EQ(past.dv.bytes(), through.dv.bytes());
+      const Results past(dtype, 0, kFeatures), shifted(dtype, 16, kFeatures), apart(dtype, 0, kFeatures + 8);
+      for (const Results* r : {&past, &shifted, &apart}) {
+        inputs.attend(*r, default_executor(1));
+        for (const Result* x : {&r->out, &r->dq, &r->dk, &r->dv}) EXPECT_TRUE(x->ends_there());
+        EXPECT_EQ(past.out.rows(), r->out.rows());
+        EXPECT_EQ(past.dq.rows(), r->dq.rows());
+        EXPECT_EQ(past.dk.rows(), r->dk.rows());
+        EXPECT_EQ(past.dv.rows(), r->dv.rows());
+      }
     }
   }
 }
