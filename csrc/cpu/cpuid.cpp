@@ -145,7 +145,7 @@ Core core() {
 }
 
 bool stores_past_caches(std::int64_t bytes, int threads) {
-  constexpr std::int64_t kL2 = std::int64_t(1) << 20;
+  constexpr std::int64_t kL2 = std::int64_t(1) << 20;  // Of a core of a Zen 4.
   return core() == Core::zen4 && bytes > 2 * kL2 * threads;
 }
 

@@ -26,6 +26,7 @@ class ForwardAhead {
     NextRows next{};
     next.into_l2 = into_l2_;
     const Sequence& sequence = block.sequence;
+    // Rows that go past the caches are not to be fetched into them.
     if (plan_.store_out == plan_.format.store_rows)
       add(next, block, plan_.f.out, block.b, sequence.q_begin + block.first, block.h, p_.Dv, block.rows);
     const index_t hk = block.h / p_.group(), last_h = (hk + 1) * p_.group() - 1;

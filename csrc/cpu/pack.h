@@ -19,11 +19,11 @@ struct RowFormat {
   // there on `run` rows lie one after another, of which some are asked for.
   void (*load)(const char* source, index_t row_bytes, index_t run, index_t rows, index_t n, Elem* out, index_t stride);
   void (*store)(const Real* row, Real factor, index_t n, void* out);  // row * factor, rounded to nearest even
-  // The same for rows of x, `stride` apart, to rows of memory, which are asked for.
+  // The same for rows of x, `stride` apart, to rows of memory.
   using StoreRows = void (*)(const Real* x, index_t stride, const Real* factors, index_t rows, index_t n, char* out,
                              index_t row_bytes);
-  StoreRows store_rows;
-  StoreRows stream_rows;  // Past the caches, rows of whole lines; nothing where there are no such stores.
+  StoreRows store_rows;   // Through the caches; the memory is asked for.
+  StoreRows stream_rows;  // Past the caches, rows of whole lines; null where there are no such stores.
   // out[r] = sum of x * y over row r, for rows of n features.
   void (*dot_rows)(const char* x, index_t x_bytes, const char* y, index_t y_bytes, index_t rows, index_t n, Real* out);
   index_t size;  // bytes of one element

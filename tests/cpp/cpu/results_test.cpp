@@ -1,7 +1,10 @@
 // Results that are stored past the caches.
+#include "cpu/results.h"
+
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <string>
 
 #include "attention_reference.h"
 #include "choices.h"
@@ -62,7 +65,8 @@ struct Inputs {
     problem.softmax_scale = 0.125;
     problem.window_left = 9, problem.window_right = 0;
   }
-  void attend(const Results& r, const Executor& executor) {
+  void attend(const Results& r) {
+    const Executor& executor = default_executor(1);
     Tensor lse({1, kHeads, kQueries}, DType::f32), softmax_d({1, kHeads, kQueries}, DType::f32);
     ForwardArgs f;
     f.problem = problem, f.out = r.out.view(), f.lse = lse.view();
@@ -86,7 +90,7 @@ TEST(CpuResults, AreTheSamePastTheCaches) {
       force_cpu_instruction_set(isa);
       const Results past(dtype, 0, kFeatures), shifted(dtype, 16, kFeatures), apart(dtype, 0, kFeatures + 8);
       for (const Results* r : {&past, &shifted, &apart}) {
-        inputs.attend(*r, default_executor(1));
+        inputs.attend(*r);
         for (const Result* x : {&r->out, &r->dq, &r->dk, &r->dv}) EXPECT_TRUE(x->ends_there());
         EXPECT_EQ(past.out.rows(), r->out.rows());
         EXPECT_EQ(past.dq.rows(), r->dq.rows());
@@ -95,6 +99,29 @@ TEST(CpuResults, AreTheSamePastTheCaches) {
       }
     }
   }
+}
+
+// The choice itself, which results do not show.
+TEST(CpuResults, GoPastTheCachesInWholeLines) {
+  const Choices restored;
+  cpu::suppose_core(cpu::Core::zen4);
+  constexpr std::int64_t kMany = std::int64_t(3) << 20, kRow = kHeads * kFeatures;
+  auto format = cpu::row_format<cpu::Portable32>(DType::f32);
+  EXPECT_EQ(format.stream_rows, nullptr);
+  alignas(cpu::kCacheLine) float memory[32];
+  const Operand whole{memory, kQueries * kRow, kRow, kFeatures};
+  const auto past = [&](const Operand& x, std::int64_t features, std::int64_t bytes) {
+    return cpu::result_rows(format, x, features, bytes, default_executor(1)) == format.stream_rows;
+  };
+  EXPECT_FALSE(past(whole, kFeatures, kMany));  // No such stores.
+  format.stream_rows = [](const float*, std::int64_t, const float*, std::int64_t, std::int64_t, char*, std::int64_t) {};
+  EXPECT_TRUE(past(whole, kFeatures, kMany));
+  EXPECT_FALSE(past(whole, kFeatures, kMany / 3));
+  EXPECT_FALSE(past(whole, kFeatures - 8, kMany));
+  EXPECT_FALSE(past({memory + 4, kQueries * kRow, kRow, kFeatures}, kFeatures, kMany));
+  EXPECT_FALSE(past({memory, kQueries * kRow + 8, kRow, kFeatures}, kFeatures, kMany));
+  EXPECT_FALSE(past({memory, kQueries * kRow, kRow + 8, kFeatures}, kFeatures, kMany));
+  EXPECT_FALSE(past({memory, kQueries * kRow, kRow, kFeatures + 8}, kFeatures, kMany));
 }
 
 TEST(CpuResults, GoPastCachesThatAreTooSmallForThem) {
