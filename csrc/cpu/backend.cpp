@@ -8,6 +8,7 @@
 #include "cpu/cpuid.h"
 #include "cpu/isa.h"
 #include "cpu/lanes.h"
+#include "cpu/paired_products.h"
 #include "cpu/rotary.h"
 #include "cpu/score_tables.h"
 #include "cpu/target.h"
@@ -186,6 +187,7 @@ class CpuBackend final : public Backend {
     const Kernels& chosen = choose_kernels(p, &e.reasons);
     const Kernels& kernels = forward ? longest_forward_kernels(p, chosen, e.reasons) : chosen;
     const BackwardKernel& backward = backward_kernel(p, kernels);
+    const Approach approach = forward_approach(p, kernels);
     const Tiles tiles = forward
                             ? forward_tiles_of(p, kernels, e.reasons)
                             : backward_tiles(p.D, p.Dv, kernels.elem_size, backward.strip_rows, addend_per_query(p));
@@ -194,8 +196,7 @@ class CpuBackend final : public Backend {
     e.instruction_set = kernels.instruction_set;
     e.kernel =
         std::string("cpu.") + (forward ? "forward." : "backward.") + to_string(p.dtype) + "." + kernels.instruction_set;
-    if (forward && takes_lanes(p, {0, p.Sq, 0, p.Sk}, forward_approach(p, kernels), tiles, kernels.lanes.depth,
-                               kernels.elem_size)) {
+    if (forward && takes_lanes(p, {0, p.Sq, 0, p.Sk}, approach, tiles, kernels.lanes.depth, kernels.elem_size)) {
       e.tile = number(kLaneQueries) + " queries, in the lanes, x up to " + number(kernels.lanes.keys) + " keys, " +
                kernels.arithmetic;
       e.reasons.push_back("rows that see few keys are faster with the queries in the lanes than in strips of rows");
@@ -204,6 +205,10 @@ class CpuBackend final : public Backend {
                (forward ? number(kernels.strip_rows) + " queries x " + number(kernels.panel_columns) + " keys"
                         : number(backward.strip_rows) + " keys x " + number(backward.panel_columns) + " queries") +
                ", " + kernels.arithmetic;
+      if (forward && takes_pairs(p, approach, kernels.paired_features))
+        e.reasons.push_back(
+            "half of the features of Q K^T go in pairs, two additions for a product, unless queries and "
+            "keys are so long that it would show");
     }
     return e;
   }

@@ -144,6 +144,8 @@ Core core() {
   return told < 0 ? own : static_cast<Core>(told);
 }
 
+bool multiplies_by_adders() { return core() == Core::zen4; }
+
 bool stores_past_caches(std::int64_t bytes, int threads) {
   constexpr std::int64_t kL2 = std::int64_t(1) << 20;  // Of a core of a Zen 4.
   return core() == Core::zen4 && bytes > 2 * kL2 * threads;

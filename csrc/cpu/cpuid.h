@@ -39,6 +39,10 @@ bool prefetches_into_l2();
 /// A Zen 4 is 3 to 10 % faster by it, a Xeon 2 to 5 % slower (docs/cpu-kernels.md).
 bool idles_at_memory();
 
+/// Whether additions begin beside multiply-adds of 512 bits, one to two of these, so that scores gain by pairs of
+/// features (paired_products.h). Intel's take the same pipelines, and a Zen 5 has not been measured.
+bool multiplies_by_adders();
+
 /// Whether results of so many bytes, which so many threads write, are stored past the caches: on a Zen 4 those that are
 /// more than twice the L2 of these threads. Whoever reads them next finds them in memory instead of L3, which costs
 /// less than what the call saves, as no line is fetched to be overwritten. A Xeon with few threads gained nothing, and

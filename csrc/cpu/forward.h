@@ -289,8 +289,7 @@ class Forward {
     block.keys = block.seen({0, block.rows});
     block.front = plan_.packed.front(block.keys, block.sequence.k_len);
     load_queries(block, s);
-    const index_t padded = round_up(block.rows, kRows);
-    for (index_t r = 0; r < padded; ++r) s.state[r] = {};
+    for (index_t r = 0; r < round_up(block.rows, kRows); ++r) s.state[r] = {};
     if (plan_.approach == Approach::direct) clear(block, s);
     return block;
   }
@@ -327,6 +326,7 @@ class Forward {
       load_rows(plan_.format, row_of(block, p_.q, r), row_step(block, p_.q), count, padded, p_.D, plan_.q_stride,
                 s.rows + r * plan_.q_stride);
     });
+    plan_.sum_pairs(block.rows, s);
   }
 
   void keep(const Block& block, const Scratch& s, const Partial& part) const {

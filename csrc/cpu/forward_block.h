@@ -91,6 +91,7 @@ struct ForwardScratch {
   Elem* rows;              // queries x q_stride
   Real* o;                 // queries x o_stride
   SoftmaxState<Real>* state;
+  PairSums<Target> pairs;  // of rows, when scores come in pairs
   // Of whatever is in work.
   Elem* staging;          // see PackedKeys
   Elem* packed;           // a key block, when packed in place; what a block of queries sees, when a worker's own
@@ -148,9 +149,10 @@ struct ForwardPlan {
         addend(p),
         heads(heads_together(executor.num_threads)),
         lanes(count_in_lanes()),
+        pairs(lanes < p.B && takes_pairs(p, approach, kMostPairedFeatures<Target>)),
         tiles(tiles_for(executor.num_threads)),
         alone(how == Approach::packed && can_pack_alone(executor.num_threads)),
-        packed(p, format, keys_to_hold(), !(alone && has_window() && asks_between_products())),
+        packed(p, format, keys_to_hold(), !(alone && has_window() && asks_between_products()), pairs),
         q_stride(round_up(p.D, kWidth)),
         o_stride(round_up(p.Dv, kWidth)),
         query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)) {}
@@ -222,7 +224,10 @@ struct ForwardPlan {
     return count;
   }
   // Blocks are whole multiples of that many rows, the last one padded.
-  index_t row_multiple() const { return lanes > 0 ? Lanes<Target>::kQueries : kRows; }
+  index_t row_multiple() const {
+    if (lanes > 0) return Lanes<Target>::kQueries;
+    return pairs ? Target::Simd::W : kRows;
+  }
   bool has_window() const { return p.window_left >= 0 && p.window_right >= 0; }
   // A key block that holds all that kQueryAlign neighbours see, so that their strips meet one; 0 if that is too much
   // for a strip or for L2.
@@ -248,7 +253,7 @@ struct ForwardPlan {
   // its cache takes longer, but with two or three threads.
   bool can_pack_alone(index_t threads) const {
     constexpr index_t kManyThreads = 4, kMostKeys = 4096;
-    const PackedKeys<Target> seen(p, format, most_seen());
+    const PackedKeys<Target> seen(p, format, most_seen(), false, pairs);
     const bool pays =
         units.count() >= threads ? most_seen() < all_keys() : threads >= kManyThreads && all_keys() <= kMostKeys;
     return pays && Units::quick_to_allocate(threads * seen.block_elems() * index_t(sizeof(Elem)));
@@ -265,6 +270,7 @@ struct ForwardPlan {
     s.rows = c.take<Elem>(queries * q_stride);
     s.o = c.take<Real>(queries * o_stride);
     s.state = c.take<SoftmaxState<Real>>(queries);
+    if (pairs) s.pairs = PairSums<Target>::at(c.take<Elem>(PairSums<Target>::elems(queries)), queries);
     s.staging = c.take<Elem>(direct ? 0 : packed.staging_elems());
     s.packed = c.take<Elem>(alone || approach == Approach::in_place ? packed.block_elems() : 0);
     s.parts = c.take<index_t>(alone ? packed.parts() : 0);
@@ -281,6 +287,12 @@ struct ForwardPlan {
     if (lanes > 0) s.lanes = Lanes<Target>::carve(c, packed.depth(), o_stride);
     s.bytes = c.used();
     return s;
+  }
+
+  // What scores in pairs take of the rows of a block, padded with zeros.
+  void sum_pairs(index_t rows, const ForwardScratch<Target>& s) const {
+    if constexpr (kHasPairs<Target>)
+      if (pairs) s.pairs.sum_rows(s.rows, q_stride, round_up(rows, Target::Simd::W), packed.depth());
   }
 
   // The part of a scratch that belongs to block `slot`.
@@ -370,6 +382,7 @@ struct ForwardPlan {
   const Addend<Target> addend;
   const index_t heads;  // Most query heads whose rows share a block.
   const index_t lanes;  // Sequences whose queries are there.
+  const bool pairs;     // Strips compute scores in pairs, as far as they may (ForwardStrips::in_pairs).
   const Tiles tiles;
   // Whether workers pack for themselves what they need of K and V (can_pack_alone); under a window, packed keys go
   // around. Query blocks then have their turn from first to last, and the first block of a unit sees few keys.

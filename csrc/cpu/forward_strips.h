@@ -105,6 +105,20 @@ class ForwardStrips {
     FA_INLINE void operator()(int r, V x) { top[r] = vmax(top[r], x); }
     FA_INLINE void begin_panel() { asks->ask(); }
   };
+  // Whether the scores of a strip may be computed in pairs: a row's result is to depend on no other rows but those of
+  // its W, which are the same however queries are cut into blocks, and on no other keys but those that they see.
+  bool in_pairs(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
+    if constexpr (kHasPairs<Target>) {
+      if (!plan_.pairs) return false;
+      const PairSums<Target> of_keys = plan_.packed.pairs(block.packed);
+      Elem most = 0;
+      plan_.each_run(block, c.origin, {c.begin, c.end}, [&](Range part, index_t at) {
+        most = max_of(most, of_keys.most_squares({at + part.begin, at + part.end}));
+      });
+      return double(most + s.pairs.squares[r / W]) * p_.scale <= kMostInPairs;
+    }
+    return false;
+  }
   // Of the columns `watched` at most, which become those that were.
   Maxima scores_and_maxima(const Block& block, index_t r, const Columns& c, Range& watched, StripAsks& asks,
                            const Scratch& s) const {
@@ -114,10 +128,19 @@ class ForwardStrips {
     maxima.asks = &asks;
     for (V& top : maxima.top) top = V(-kInfinity);
     Range all{c.begin, c.begin};
+    [[maybe_unused]] const bool paired = in_pairs(block, r, c, s);
     plan_.each_run(block, c.origin, {c.begin, c.end}, [&](Range part, index_t at) {
       Range packed{at + max_of(watched.begin, part.begin), at + min_of(watched.end, part.end)};
-      multiply_watched<Target, false>(rows, k, 0, plan_.packed.depth(), at + part.begin, at + part.end,
-                                      s.scores + part.begin, stride_, packed, maxima, false);
+      const auto multiply = [&] {
+        if constexpr (kHasPairs<Target>)
+          if (paired)
+            return multiply_in_pairs<Target>(rows, k, s.pairs.products + r, plan_.packed.pairs(block.packed),
+                                             at + part.begin, at + part.end, s.scores + part.begin, stride_, packed,
+                                             maxima);
+        multiply_watched<Target, false>(rows, k, 0, plan_.packed.depth(), at + part.begin, at + part.end,
+                                        s.scores + part.begin, stride_, packed, maxima, false);
+      };
+      multiply();
       if (packed.empty()) return;
       all = {all.empty() ? packed.begin - at : all.begin, packed.end - at};
     });

@@ -24,6 +24,7 @@ struct Kernels {
   struct {
     index_t depth, keys;
   } lanes;
+  index_t paired_features;  // Most features of which forward takes pairs (paired_products.h).
   // Fewest rows per key head for which forward is of use: sequences with fewer are for other kernels.
   index_t least_rows;
   // Runs over the sequences whose rows per key head are in [rows.begin, rows.end).

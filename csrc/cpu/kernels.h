@@ -30,6 +30,7 @@ constexpr Kernels kernels_of(const char* instruction_set, const char* arithmetic
           most_rows<Target>(Approach::direct),
           most_rows<Target>(Approach::in_place),
           {Lanes<Target>::kMostDepth, Lanes<Target>::kKeys},
+          kMostPairedFeatures<Target>,
           Target::kTiled ? kTooFewForTiles + 1 : 0,
           run_forward<Target>,
           {Target::kRows, Target::kPanel, run_backward<Target, Target>},

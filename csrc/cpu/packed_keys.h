@@ -1,7 +1,7 @@
 // K and V of one (sequence, key head) as the B operands of scores and output, block by block of keys.
 #pragma once
 
-#include "cpu/pack.h"
+#include "cpu/paired_products.h"
 #include "cpu/target.h"
 
 namespace flash_attn::cpu {
@@ -15,19 +15,23 @@ class PackedKeys {
   static constexpr index_t kWidth = Target::kWidth, kPanel = Target::kPanel, kPanels = kPackedKeys / kPanel;
 
  public:
-  // `ask`: whether rows further on are to be asked for while packing, since nobody has before.
-  PackedKeys(const Problem& p, const RowFormat<Target>& format, index_t block_keys, bool ask = true)
+  // `ask`: whether rows further on are to be asked for while packing, since nobody has before. `pairs`: whether sums
+  // for scores in pairs are packed, too.
+  PackedKeys(const Problem& p, const RowFormat<Target>& format, index_t block_keys, bool ask = true, bool pairs = false)
       : p_(p),
         format_(format),
         keys_(block_keys),
         ask_(ask),
+        pairs_(pairs),
         depth_(round_up(p.D, Target::kDepth)),
         k_stride_(round_up(p.D, kWidth)),
         v_stride_(round_up(p.Dv, kWidth)) {}
 
   FA_INLINE index_t keys() const { return keys_; }
   FA_INLINE index_t depth() const { return depth_; }
-  FA_INLINE index_t block_elems() const { return keys_ * (depth_ + v_stride_); }
+  FA_INLINE index_t block_elems() const {
+    return keys_ * (depth_ + v_stride_) + (pairs_ ? PairSums<Target>::elems(keys_) : 0);
+  }
   // Rows on their way from a tensor into a panel: few enough to stay in L1.
   FA_INLINE index_t staging_elems() const { return kPanel * max_of(k_stride_, v_stride_); }
 
@@ -35,6 +39,10 @@ class PackedKeys {
   FA_INLINE Panels<Target> k(Elem* block, index_t keys) const { return {block, depth_, round_up(keys, kWidth)}; }
   FA_INLINE Panels<Target> v(Elem* block, index_t keys) const {
     return {block + keys_ * depth_, round_up(keys, kWidth), v_stride_};
+  }
+
+  FA_INLINE PairSums<Target> pairs(Elem* block) const {
+    return PairSums<Target>::at(block + keys_ * (depth_ + v_stride_), keys_);
   }
 
   // Parts of kPackedKeys keys, as a worker packs them, of a sequence that has `keys` keys. More than fit go around: a
@@ -67,6 +75,8 @@ class PackedKeys {
       const index_t rows = min_of(width, there - begin);
       const RowsToPack<Target> of_k = rows_of(p_.k, b, hk, first + begin, rows, width, p_.D, k_stride_, staging);
       pack_transposed_panel(of_k, depth_ / k_panels.kStep, width, k_panels.panel(panel));
+      if constexpr (kHasPairs<Target>)
+        if (pairs_) pairs(block).sum(k_panels.panel(panel), depth_, width, begin);
       const RowsToPack<Target> of_v = rows_of(p_.v, b, hk, first + begin, rows, width, p_.Dv, v_stride_, staging);
       pack_direct_rows(of_v, begin, begin + width, v_panels);
     }
@@ -91,7 +101,7 @@ class PackedKeys {
   const Problem& p_;
   const RowFormat<Target>& format_;
   const index_t keys_;
-  const bool ask_;
+  const bool ask_, pairs_;
   const index_t depth_, k_stride_, v_stride_;
 };
 

@@ -140,7 +140,7 @@ TEST_P(CpuAttention, MatchesDoublePrecision) {
     force_cpu_instruction_set(isa);
     Attention run(c, dtype);
     for (const cpu::Core core : cores_that_differ(isa, dtype)) {
-      SCOPED_TRACE(core == cpu::Core::zen5 ? "queries in the lanes, tall strips" : "strips");
+      SCOPED_TRACE(way_of(core));
       cpu::suppose_core(core);
       run.forward(default_executor(2));
       expect_outputs(run, expected, dtype);
@@ -159,7 +159,7 @@ TEST_P(CpuAttention, DoesNotDependOnThreads) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
     for (const cpu::Core core : cores_that_differ(isa, dtype)) {
-      SCOPED_TRACE(core == cpu::Core::zen5 ? "queries in the lanes, tall strips" : "strips");
+      SCOPED_TRACE(way_of(core));
       cpu::suppose_core(core);
       Attention one(c, dtype);
       one.forward(default_executor(1));

@@ -25,7 +25,12 @@ inline bool has_vectors_of_16(const std::string& isa) {
 // Cores for which kernels of that instruction set and dtype take different ways.
 inline std::vector<cpu::Core> cores_that_differ(const std::string& isa, DType dtype) {
   if (dtype == DType::f64 || !has_vectors_of_16(isa)) return {cpu::Core::other};
+  if (dtype == DType::f16) return {cpu::Core::other, cpu::Core::zen4, cpu::Core::zen5};
   return {cpu::Core::other, cpu::Core::zen5};
+}
+inline const char* way_of(cpu::Core core) {
+  if (core == cpu::Core::zen4) return "strips, scores in pairs";
+  return core == cpu::Core::zen5 ? "queries in the lanes, tall strips" : "strips";
 }
 
 }  // namespace flash_attn::testing
