@@ -119,11 +119,11 @@ TEST(CpuPairs, AreAsExactAsFp16AtTheLimit) {
   with_pairs([] {
     Inputs x({1, 1, 1, 132, 400, 128, 64});
     for (std::int64_t i = 0; i < x.q.size(); ++i) x.q.set(i, 0.05 * x.q.get(i));
-    for (std::int64_t i = 0; i < x.k.size(); ++i) x.k.set(i, 6.6 + 0.1 * x.k.get(i));  // 64 of their squares: 2788.
+    for (std::int64_t i = 0; i < x.k.size(); ++i) x.k.set(i, 4.65 + 0.1 * x.k.get(i));  // 64 of their squares: 1384.
     const Reference expected = x.reference();
     const Output pairs = x.attend(kPairs);
     EXPECT_FALSE(pairs == x.attend(kPlain));
-    EXPECT_LE(most_difference(pairs.lse, expected.lse), 2e-5);
+    EXPECT_LE(most_difference(pairs.lse, expected.lse), 5e-6);
     EXPECT_LE(relative_error(pairs.out, expected.out), 2e-3);
   });
 }
@@ -174,7 +174,7 @@ TEST(CpuPairs, DoNotDependOnThreads) {
     for (const std::int64_t n : keys)
       for (const Features& f : {Features{}, causal(), window(300, 0), window(200, 90), window(64, 32)}) {
         SCOPED_TRACE(std::to_string(n) + " keys, window " + std::to_string(f.window_left));
-        for (const double length : {1.0, 3.3}) {  // Of 3.3, some strips are over the limit.
+        for (const double length : {1.0, 3.0}) {  // Of 3, some strips are over the limit.
           Inputs x({1, 2, 1, n, n, 64, 64}, f, length);
           const Output one = x.attend(kPairs, 1);
           EXPECT_FALSE(one == x.attend(kPlain, 1));
