@@ -18,6 +18,8 @@ class ForwardDirect {
   // shorter vectors a tile's sums are more of them to load and store.
   static constexpr index_t kTileRows = 64, kTileBytes = Target::Simd::W < 16 ? 64 << 10 : 32 << 10;
   static constexpr index_t kPageBytes = 4096;  // Of address translation.
+  // Rows of all heads that are asked for between K and V: as many as memory gives in the time that weights take.
+  static constexpr index_t kRowsBetween = kDirectKeys / 16;
 
  public:
   ForwardDirect(const ForwardPlan<Target>& plan, const ForwardStrips<Target>& strips)
@@ -36,7 +38,10 @@ class ForwardDirect {
       if (seen.empty()) continue;
       const Stream stream = find_rows(*s.block, origin, seen, origin + kDirectKeys < keys.end, s);
       multiply_keys(count, seen, stream, s);
-      for (index_t i = 0; i < count; ++i) weigh(origin, plan_.slot(s, i));
+      for (index_t i = 0; i < count; ++i) {
+        ask_between(stream, seen, i, count);
+        weigh(origin, plan_.slot(s, i));
+      }
       multiply_values(count, seen, stream, s);
     }
   }
@@ -122,14 +127,40 @@ class ForwardDirect {
     for (index_t n = round_up(first, rows_per_page_); n < last; n += rows_per_page_) FA_PREFETCH(far[n]);
   }
 
-  // What head `i` of `count` asks for while it reads stream rows `begin` to `end`: into L1 and not from memory rows of
-  // its own, else its share of as many rows behind `end`, in the order of memory where heads are neighbours there. A
-  // guess where K's rows are followed by V's with other strides.
-  FA_INLINE RowsToAsk ahead_of(const Stream& stream, Range rows, index_t i, index_t count, index_t head_stride,
-                               index_t head_bytes) const {
-    if (plan_.asking == Asking::into_l1 || head_stride != head_bytes || head_bytes % kCacheLine != 0)
-      return {stream.rows + rows.end, i * head_stride, head_bytes};
-    return {stream.rows + rows.end + (rows.end - rows.begin) * i / count, 0, count * head_bytes};
+  // Whether heads ask for shares of rows in the order of memory, where they are neighbours, and not each for rows of
+  // its own, as it does into L1 and not from memory.
+  FA_INLINE bool asks_in_shares(const Operand& x, index_t features) const {
+    return plan_.asking != Asking::into_l1 && x.head_stride == features &&
+           features * plan_.format.size % kCacheLine == 0;
+  }
+
+  // What head `i` of `count` asks for while it reads stream rows `begin` to `end` of x: rows of its own behind `end`,
+  // or its share of as many, but those that are `asked` for already. A guess where K's rows are followed by V's with
+  // other strides.
+  FA_INLINE RowsToAsk ahead_of(const Stream& stream, Range rows, index_t asked, index_t i, index_t count,
+                               const Operand& x, index_t features) const {
+    const index_t size = plan_.format.size;
+    if (!asks_in_shares(x, features)) return {stream.rows + rows.end, i * x.head_stride * size, features * size};
+    const index_t left = max_of<index_t>(0, rows.end - rows.begin - asked);
+    return share_of_rows(stream.rows + rows.end + asked, left, i, count, features * size);
+  }
+
+  // Rows behind V's first tile that are asked for before it: nothing else would read memory while weights are made. A
+  // Xeon gained nothing.
+  FA_INLINE index_t asked_between() const {
+    return into_l2_ && asks_between_products() && asks_in_shares(p_.v, p_.Dv) ? kRowsBetween : 0;
+  }
+  FA_INLINE void ask_between(const Stream& stream, Range seen, index_t i, index_t count) const {
+    const index_t bytes = p_.Dv * plan_.format.size, tile = tile_of(count);
+    const index_t end = min_of(seen.begin / tile * tile + tile, seen.end);
+    const RowsToAsk share = share_of_rows(stream.rows + stream.values + end, asked_between(), i, count, bytes);
+    const void* const* row = share.first;
+    index_t skipped = share.skipped;
+    for (index_t left = asked_between() * bytes; left > 0; ++row, skipped = 0) {
+      const index_t part = min_of(left, share.bytes - skipped);
+      prefetch_row<IntoL2>(static_cast<const char*>(*row) + skipped, part);
+      left -= part;
+    }
   }
 
   // product(s, r, columns, rows) for each strip r of each head, a tile of columns at a time; column n is row first + n.
@@ -143,8 +174,8 @@ class ForwardDirect {
         const Scratch s = plan_.slot(scratch, i);
         const Range rows{first + max_of(n, seen.begin), first + min_of(n + tile, seen.end)};
         if (plan_.asking == Asking::into_l1) ask_for_pages(stream, rows.begin, i, count);
-        const RowsToAsk ahead =
-            ahead_of(stream, rows, i, count, x.head_stride * plan_.format.size, features * plan_.format.size);
+        const index_t asked = first > 0 && n <= seen.begin ? asked_between() : 0;
+        const RowsToAsk ahead = ahead_of(stream, rows, asked, i, count, x, features);
         for (index_t r = 0; r < s.block->rows; r += kRows) {
           const Columns& c = s.columns[r / kRows];
           const Range columns{max_of(n, c.begin), min_of(n + tile, min_of(c.end, c.keys))};

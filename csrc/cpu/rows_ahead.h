@@ -87,18 +87,29 @@ FA_INLINE void prefetch_rows_ahead(const char* row, index_t row_bytes, index_t b
   if (left > ahead) prefetch_row(row + ahead * row_bytes, bytes);
 }
 
-// Rows of memory to ask for, `bytes` of each, which begin `offset` bytes after the addresses.
+// Rows of memory to ask for, `bytes` of each, which begin `offset` bytes after the addresses, but for `skipped` bytes
+// of the first one.
 struct RowsToAsk {
   const void* const* first;
-  index_t offset, bytes;
+  index_t offset, bytes, skipped = 0;
 };
+
+// Share `i` of `count` of so many rows, each of `count` parts of `bytes`, in the order of memory. Where there are more
+// parts than rows, a share is some of a row.
+FA_INLINE RowsToAsk share_of_rows(const void* const* first, index_t rows, index_t i, index_t count, index_t bytes) {
+  return {first + rows * i / count, 0, count * bytes, rows * i % count * bytes};
+}
 
 // Their lines, one by one. As long as no more are asked for than n rows have, the addresses of n + 1 rows are read, and
 // those of as many kFarRows on.
 template <class Into>
 class LinesAhead {
  public:
-  FA_INLINE explicit LinesAhead(const RowsToAsk& rows) : rows_(&rows), row_(rows.first) { begin_row(); }
+  FA_INLINE explicit LinesAhead(const RowsToAsk& rows) : rows_(&rows), row_(rows.first) {
+    begin_row();
+    line_ += rows.skipped;
+    if constexpr (Into::kAsksFar) far_ += rows.skipped;
+  }
   explicit LinesAhead(RowsToAsk&&) = delete;  // It is pointed to.
 
   FA_INLINE void ask() {

@@ -53,6 +53,27 @@ TEST_P(LinesAheadTest, AreThoseOfTheRowsInTheirOrder) {
   for (index_t n = 0; n < kRows; ++n) EXPECT_EQ(Recorded::rows[std::size_t(n)], addresses + n + 1);
 }
 
+// Heads that are more than rows have parts of rows.
+TEST(LinesAhead, OfSharesAreAllOfTheirRows) {
+  constexpr index_t kPart = 256;
+  for (const auto& [rows, heads] : {std::pair<index_t, index_t>{16, 8}, {8, 8}, {8, 10}, {8, 16}, {8, 32}, {8, 3}}) {
+    SCOPED_TRACE(testing::Message() << rows << " rows, " << heads << " heads");
+    std::vector<char> memory(std::size_t(rows * heads * kPart));
+    std::vector<const void*> addresses(std::size_t(rows + 1 + kFarRows), memory.data());  // In any order, as in pages.
+    for (index_t n = 0; n < rows; ++n) addresses[std::size_t(n)] = memory.data() + (rows - 1 - n) * heads * kPart;
+    Recorded::lines.clear();
+    for (index_t i = 0; i < heads; ++i) {
+      const RowsToAsk share = share_of_rows(addresses.data(), rows, i, heads, kPart);
+      LinesAhead<Recorded> ahead(share);
+      for (index_t n = 0; n < rows * kPart / kCacheLine; ++n) ahead.ask();
+    }
+    std::sort(Recorded::lines.begin(), Recorded::lines.end());
+    std::vector<const char*> all;
+    for (index_t at = 0; at < index_t(memory.size()); at += kCacheLine) all.push_back(memory.data() + at);
+    EXPECT_EQ(Recorded::lines, all);
+  }
+}
+
 struct WindowCase {
   index_t window, length;  // Sq = Sk; the window's left side, causal, -1 without one.
   index_t apart = 1;       // Rows lie so many times as far apart as their heads need.
