@@ -18,8 +18,6 @@ class ForwardDirect {
   // shorter vectors a tile's sums are more of them to load and store.
   static constexpr index_t kTileRows = 64, kTileBytes = Target::Simd::W < 16 ? 64 << 10 : 32 << 10;
   static constexpr index_t kPageBytes = 4096;  // Of address translation.
-  // Rows of all heads that are asked for between K and V: as many as memory gives in the time that weights take.
-  static constexpr index_t kRowsBetween = kDirectKeys / 16;
 
  public:
   ForwardDirect(const ForwardPlan<Target>& plan, const ForwardStrips<Target>& strips)
@@ -150,6 +148,7 @@ class ForwardDirect {
   FA_INLINE index_t asked_between() const {
     return into_l2_ && asks_between_products() && asks_in_shares(p_.v, p_.Dv) ? kRowsBetween : 0;
   }
+  // Share `i` of `count` of these.
   FA_INLINE void ask_between(const Stream& stream, Range seen, index_t i, index_t count) const {
     const index_t bytes = p_.Dv * plan_.format.size, tile = tile_of(count);
     const index_t end = min_of(seen.begin / tile * tile + tile, seen.end);

@@ -88,9 +88,10 @@ inline constexpr index_t kInPlaceKeys = 1024;
 inline constexpr index_t kDirectKeys = 128;
 
 // Rows of K or V whose addresses are known beyond a block of keys that is read where it is: as many as it has and one,
-// to be asked for ahead of their turn, and some to be asked for in part before that.
-inline constexpr index_t kFarRows = 24;
-inline constexpr index_t kRowsAhead = kDirectKeys + 1 + kFarRows;
+// to be asked for ahead of their turn, those that are asked for between K and V (forward_direct.h), as many as memory
+// gives in the time that weights take, and some to be asked for in part before that.
+inline constexpr index_t kRowsBetween = kDirectKeys / 16, kFarRows = 24;
+inline constexpr index_t kRowsAhead = kDirectKeys + 1 + kRowsBetween + kFarRows;
 
 // Most keys of a block that strips of rows meet: their scores fit in L1, if just so. Each block of keys costs a strip
 // some reductions and waiting for them. In tiles, scores of a part of a block are in memory at a time
