@@ -148,7 +148,7 @@ class ForwardDirect {
   FA_INLINE index_t asked_between() const {
     return into_l2_ && asks_between_products() && asks_in_shares(p_.v, p_.Dv) ? kRowsBetween : 0;
   }
-  // Share `i` of `count` of these.
+  // Share `i` of `count` of these, not at the pace of LinesAhead, which is that of products (docs/cpu-zen4.md).
   FA_INLINE void ask_between(const Stream& stream, Range seen, index_t i, index_t count) const {
     const index_t bytes = p_.Dv * plan_.format.size, tile = tile_of(count);
     const index_t end = min_of(seen.begin / tile * tile + tile, seen.end);

@@ -167,11 +167,22 @@ FA_NOINLINE void multiply_panel_apart(index_t from, index_t to, A a, const typen
   multiply_panel<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, fresh, beside);
 }
 
+// work(integral_constant<int, N>) for so many vectors of a panel.
+template <class Work>
+FA_INLINE void with_width(index_t vectors, const Work& work) {
+  switch (vectors) {
+    case 1: return work(std::integral_constant<int, 1>());
+    case 2: return work(std::integral_constant<int, 2>());
+    case 3: return work(std::integral_constant<int, 3>());
+    default: return work(std::integral_constant<int, 4>());
+  }
+}
+
 template <class Target, bool Accumulate, class A, class Beside = NothingBeside>
 FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, A a, const typename Target::Elem* b,
                                  index_t b_step, typename Target::Real* c, index_t c_stride, bool fresh = false,
                                  Beside&& beside = {}) {
-  const auto multiply = [&](auto width) {
+  with_width(vectors, [&](auto width) {
     constexpr int N = width;
     if constexpr (N > Target::kPanelVectors)
       return;
@@ -179,13 +190,7 @@ FA_INLINE void multiply_panel_of(index_t vectors, index_t from, index_t to, A a,
       multiply_panel_apart<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, fresh, beside);
     else
       multiply_panel<Target, N, Accumulate>(from, to, a, b, b_step, c, c_stride, fresh, beside);
-  };
-  switch (vectors) {
-    case 1: return multiply(std::integral_constant<int, 1>());
-    case 2: return multiply(std::integral_constant<int, 2>());
-    case 3: return multiply(std::integral_constant<int, 3>());
-    default: return multiply(std::integral_constant<int, 4>());
-  }
+  });
 }
 
 // What sees the results of products on their way to C: watch(row, vector), and is told of each whole panel before that.
@@ -194,6 +199,19 @@ struct NobodyWatches {
   template <class V>
   FA_INLINE void operator()(int, V) const {}
 };
+
+// Sums of a strip on their way to C, shown to `see`.
+template <class Target, int N, class Watch>
+FA_INLINE void store_and_show(const typename Target::Simd::V (&sum)[Target::kRows][N], typename Target::Real* c,
+                              index_t c_stride, Watch& see) {
+  using Simd = typename Target::Simd;
+  FA_OPAQUE(c_stride);  // As in multiply_panel.
+  for (int r = 0; r < Target::kRows; ++r, c += c_stride)
+    for (int n = 0; n < N; ++n) {
+      Simd::store(c + n * Simd::W, Simd::from_products(sum[r][n]));
+      see(r, sum[r][n]);
+    }
+}
 
 // C = A * B for whole panels in a row whose depth is one sum, to the bit what multiply_panel computes. Out of line,
 // where registers suffice for all that the next panel needs.
@@ -213,14 +231,7 @@ FA_NOINLINE void multiply_panels(index_t panels, index_t steps, StripA<typename 
     const auto* step = a.data;
     for (index_t i = 0; i < steps; ++i, step += a.step_stride, b += N * W * Target::Format::kStep)
       multiply_step<Target, N>(step, a.row_stride, b, sum);
-    index_t stride = c_stride;
-    FA_OPAQUE(stride);  // As in multiply_panel.
-    auto* to = c;
-    for (int r = 0; r < MR; ++r, to += stride)
-      for (int n = 0; n < N; ++n) {
-        Simd::store(to + n * W, Simd::from_products(sum[r][n]));
-        see(r, sum[r][n]);
-      }
+    store_and_show<Target, N>(sum, c, c_stride, see);
   }
   watch = see;
 }

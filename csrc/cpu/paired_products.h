@@ -18,6 +18,7 @@
 
 namespace flash_attn::cpu {
 
+// Features of which the first two are a pair.
 inline constexpr index_t kStepsPerPair = 4;
 
 // The greatest (|q|^2 + |k|^2) * softmax_scale, of features in pairs, that goes in pairs. There the LSE of short
@@ -125,14 +126,7 @@ FA_NOINLINE void multiply_pairs(Count panels, index_t steps, StripA<typename Tar
     }
     FA_OPAQUE(left);  // Three at most are no reason to have them unrolled.
     for (; left > 0; --left, ++row, next()) multiply_step<Target, N>(row, a.row_stride, b.data, sum);
-    index_t stride = c_stride;
-    FA_OPAQUE(stride);  // As in multiply_panel.
-    auto* to = c;
-    for (int r = 0; r < MR; ++r, to += stride)
-      for (int n = 0; n < N; ++n) {
-        Simd::store(to + n * W, Simd::from_products(sum[r][n]));
-        see(r, sum[r][n]);
-      }
+    store_and_show<Target, N>(sum, c, c_stride, see);
   }
   watch = see;
 }
@@ -161,15 +155,9 @@ void multiply_in_pairs(const StripA<typename Target::Elem>& a, const Panels<Targ
     }
     const index_t end = min_of(b.begin(panel + 1), last);
     const PanelPart<Target> part{b.panel(panel) + (column - b.begin(panel)), b.width(panel)};
-    const auto multiply = [&](auto n) {
+    with_width((end - column) / Target::Simd::W, [&](auto n) {
       multiply_pairs<Target, n>(One(), b.depth, a, part, of_rows, of_columns, to, c_stride, nobody);
-    };
-    switch ((end - column) / Target::Simd::W) {
-      case 1: multiply(std::integral_constant<int, 1>()); break;
-      case 2: multiply(std::integral_constant<int, 2>()); break;
-      case 3: multiply(std::integral_constant<int, 3>()); break;
-      default: multiply(std::integral_constant<int, kVectors>());
-    }
+    });
     column = end, ++panel;
   }
 }

@@ -153,7 +153,7 @@ struct Avx512Simd {
   static FA_INLINE V from_products(V x) { return x + V(0.0f); }
   static FA_INLINE V in_register(V x) { return x; }
   // *a * b + c, with *a in memory: each use loads it again, so that no broadcast into a register, which on a Zen 4
-  // takes time of the pipelines, is between. GCC 12 and clang make it one unless they are told.
+  // takes time of the pipelines, is between. GCC 12 makes it one unless it is told.
   static FA_INLINE V add_product(const float* a, V b, V c) {
 #if defined(_MSC_VER)
     return fma(V(*a), b, c);
