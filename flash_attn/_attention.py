@@ -6,10 +6,8 @@ arguments that all of them take.
 
 from __future__ import annotations
 
-import torch
-
 from flash_attn import _native, _raw  # loads the binding, which registers torch.ops.flash_attn  # noqa: F401
-from flash_attn._operators import Operator
+from flash_attn._operators import Operator, as_int
 
 _attention = Operator("attention", ("q", "k", "v"))
 _attention_kvpacked = Operator("attention_kvpacked", ("q", "kv"))
@@ -31,30 +29,6 @@ EXTENSIONS = (
 _DENSE = (None, None, 0, 0)  # no cu_seqlens_q, cu_seqlens_k; their max_seqlen_q, max_seqlen_k are unused
 
 
-def window_bounds(window_size):
-    """(left, right) as the operators take them: -1 for None, an int for an item that is a tensor."""
-    if window_size is None or type(window_size) is tuple and window_size == (-1, -1):
-        return -1, -1
-    if not hasattr(window_size, "__getitem__") or len(window_size) != 2:
-        raise ValueError(f"window_size is {window_size!r}; it must have two items, (left, right), -1 being unbounded.")
-    left, right = window_size[0], window_size[1]
-    return -1 if left is None else as_int(left), -1 if right is None else as_int(right)
-
-
-def as_int(value):
-    """A one-item tensor's value. Anything else passes unchanged, so that a SymInt stays symbolic."""
-    return int(value) if isinstance(value, torch.Tensor) else value
-
-
-def scale_or_default(softmax_scale, packed_or_q):
-    """softmax_scale, or D ** -0.5 for None. The operators refuse what has no D, whatever the scale."""
-    if softmax_scale is not None:
-        return softmax_scale
-    has_shape = isinstance(packed_or_q, torch.Tensor) and not packed_or_q.is_nested
-    shape = packed_or_q.shape if has_shape else ()
-    return shape[-1] ** -0.5 if len(shape) > 0 and shape[-1] > 0 else 1.0
-
-
 def _check_lengths(lengths, q, k):
     """Raises RuntimeError unless cu_seqlens describe the packed rows of q and of k (None: pages, which have none)."""
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
@@ -62,32 +36,6 @@ def _check_lengths(lengths, q, k):
     check(cu_seqlens_q, True, q.shape[0], max_seqlen_q)
     if k is not None:
         check(cu_seqlens_k, False, k.shape[0], max_seqlen_k)
-
-
-def _attend(operator, tensors, lengths, options, more):
-    """Calls one of the three operators.
-
-    lengths: (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k).
-    options: upstream's arguments after the tensors, dropout_p to return_attn_probs.
-    more: attn_bias, attn_mask, learnable_sink, key_begin, key_end; of flash_attn_varlen_func also how keys are stored.
-    """
-    dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs = options
-    left, right = window_bounds(window_size)
-    results = operator.call(
-        *tensors,
-        *lengths,
-        dropout_p,
-        scale_or_default(softmax_scale, tensors[0]),
-        causal,
-        left,
-        right,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        *more,
-    )
-    return results if return_attn_probs else results[0]
 
 
 def flash_attn_func(
@@ -150,7 +98,7 @@ def flash_attn_func(
     """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
-    return _attend(_attention, (q, k, v), _DENSE, options, scores)
+    return _attention.call(q, k, v, *_DENSE, *options, *scores)
 
 
 def flash_attn_kvpacked_func(
@@ -176,7 +124,7 @@ def flash_attn_kvpacked_func(
     """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
-    return _attend(_attention_kvpacked, (q, kv), _DENSE, options, scores)
+    return _attention_kvpacked.call(q, kv, *_DENSE, *options, *scores)
 
 
 def flash_attn_qkvpacked_func(
@@ -198,7 +146,7 @@ def flash_attn_qkvpacked_func(
     """`flash_attn_func` of qkv (B,S,3,H,D), queries, keys, values: out (B,S,H,D). Backward writes one gradient."""
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     scores = (attn_bias, attn_mask, learnable_sink, key_begin, key_end)
-    return _attend(_attention_qkvpacked, (qkv,), _DENSE, options, scores)
+    return _attention_qkvpacked.call(qkv, *_DENSE, *options, *scores)
 
 
 def flash_attn_varlen_func(
@@ -254,7 +202,7 @@ def flash_attn_varlen_func(
     lengths = (cu_seqlens_q, cu_seqlens_k, as_int(max_seqlen_q), as_int(max_seqlen_k))
     if check_inputs:
         _check_lengths(lengths, q, k if block_table is None else None)
-    return _attend(_attention, (q, k, v), lengths, options, (*scores, *storage))
+    return _attention.call(q, k, v, *lengths, *options, *scores, *storage)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -285,7 +233,7 @@ def flash_attn_varlen_kvpacked_func(
     lengths = (cu_seqlens_q, cu_seqlens_k, as_int(max_seqlen_q), as_int(max_seqlen_k))
     if check_inputs:
         _check_lengths(lengths, q, kv)
-    return _attend(_attention_kvpacked, (q, kv), lengths, options, scores)
+    return _attention_kvpacked.call(q, kv, *lengths, *options, *scores)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -314,4 +262,4 @@ def flash_attn_varlen_qkvpacked_func(
     lengths = (cu_seqlens, cu_seqlens, longest, longest)
     if check_inputs:
         _check_lengths(lengths, qkv, qkv)
-    return _attend(_attention_qkvpacked, (qkv,), lengths, options, scores)
+    return _attention_qkvpacked.call(qkv, *lengths, *options, *scores)

@@ -8,7 +8,7 @@ from typing import List, Optional
 
 import torch
 
-from flash_attn import _attention, _kvcache, _native, _raw
+from flash_attn import _attention, _kvcache, _native, _operators, _raw
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ def _explain_cache_call(call) -> Explanation:
         _kvcache.lengths(call["cache_seqlens"], q),
         *(call[name] for name in names),
         None,
-        _attention.scale_or_default(call["softmax_scale"], q),
+        _operators.scale_or_default(call["softmax_scale"], q),
         call["causal"],
-        *_attention.window_bounds(call["window_size"]),
+        *_operators.window_bounds(call["window_size"]),
         call["softcap"],
         call["rotary_interleaved"],
         call["num_splits"],
@@ -97,17 +97,17 @@ def _explain_cache_call(call) -> Explanation:
 def _explain_call(call) -> Explanation:
     """call: the bound arguments of any other public function, by name."""
     q, k, v = _unpacked(call)
-    left, right = _attention.window_bounds(call["window_size"])
+    left, right = _operators.window_bounds(call["window_size"])
     problem = (
         q,
         k,
         v,
         call.get("cu_seqlens_q", call.get("cu_seqlens")),
         call.get("cu_seqlens_k", call.get("cu_seqlens")),
-        _attention.as_int(call.get("max_seqlen_q", call.get("max_seqlen", 0))),
-        _attention.as_int(call.get("max_seqlen_k", call.get("max_seqlen", 0))),
+        _operators.as_int(call.get("max_seqlen_q", call.get("max_seqlen", 0))),
+        _operators.as_int(call.get("max_seqlen_k", call.get("max_seqlen", 0))),
         call.get("dropout_p", 0.0),
-        _attention.scale_or_default(call["softmax_scale"], q),
+        _operators.scale_or_default(call["softmax_scale"], q),
         call["causal"],
         left,
         right,

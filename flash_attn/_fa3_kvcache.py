@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional, Union
 import torch
 from torch import Tensor
 
-from flash_attn import _attention, _kvcache
+from flash_attn import _attention, _kvcache, _operators
 from flash_attn import _fa3_arguments as arguments
 from flash_attn.layers.rotary import apply_rotary_emb
 
@@ -195,7 +195,7 @@ def _attend_over_pages(q, caches, k, v, qv, rotary, call, mask, attention_chunk,
         leftpad = _per_sequence("cache_leftpad", leftpad, B, device)
     if call.rotary_seqlens is not None and all(table is None for table in rotary):
         raise RuntimeError("rotary_seqlens was given without rotary_cos and rotary_sin; pass them, or None.")
-    windows = _attention.window_bounds(mask["window_size"])
+    windows = _operators.window_bounds(mask["window_size"])
     per_row = mask["causal"] or attention_chunk > 0 or any(0 <= w < capacity for w in windows)
     queries, lengths, append = _with_new_keys(
         packed,
@@ -358,7 +358,7 @@ def get_scheduler_metadata(
     """
     arguments.check_hints(num_splits, pack_gqa, sm_margin)
     arguments.check_chunk(attention_chunk)
-    _attention.window_bounds(window_size)
+    _operators.window_bounds(window_size)
     if "float8" in str(qkv_dtype):
         raise NotImplementedError(f"qkv_dtype is {qkv_dtype}; fp8 attention is not there yet: pass fp16, bf16 or fp32.")
     sizes = {"batch_size": batch_size, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}

@@ -6,7 +6,6 @@ from typing import Optional, Union
 
 import torch
 
-from flash_attn._attention import scale_or_default, window_bounds
 from flash_attn._operators import Operator
 from flash_attn._tensor_kinds import check_kinds
 
@@ -76,7 +75,6 @@ def flash_attn_with_kvcache(
     """
     check_kinds(("q", "k_cache", "v_cache"), (q, k_cache, v_cache))
     check_caches(k_cache, v_cache)
-    left, right = window_bounds(window_size)
     out, softmax_lse = _attention_with_kvcache.call(
         q,
         k_cache,
@@ -89,10 +87,9 @@ def flash_attn_with_kvcache(
         cache_batch_idx,
         cache_leftpad,
         block_table,
-        scale_or_default(softmax_scale, q),
+        softmax_scale,
         causal,
-        left,
-        right,
+        window_size,
         softcap,
         rotary_interleaved,
         alibi_slopes,

@@ -11,10 +11,38 @@ from flash_attn._tensor_kinds import check_kinds
 _TELLS = hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling")
 _MAY_COMPILE = hasattr(torch, "compile") and not _TELLS
 is_compiling = torch.compiler.is_compiling if _TELLS else lambda: False
+# Whether Python itself is being compiled: who else compiles passes no plain tensors. torch >= 2.3 answers at once.
+_is_traced = getattr(torch.compiler, "is_dynamo_compiling", is_compiling) if _TELLS else lambda: _MAY_COMPILE
+
+
+def window_bounds(window_size):
+    """(left, right) as the operators take them: -1 for None, an int for an item that is a tensor."""
+    if window_size is None or type(window_size) is tuple and window_size == (-1, -1):
+        return -1, -1
+    if not hasattr(window_size, "__getitem__") or len(window_size) != 2:
+        raise ValueError(f"window_size is {window_size!r}; it must have two items, (left, right), -1 being unbounded.")
+    left, right = window_size[0], window_size[1]
+    return -1 if left is None else as_int(left), -1 if right is None else as_int(right)
+
+
+def as_int(value):
+    """A one-item tensor's value. Anything else passes unchanged, so that a SymInt stays symbolic."""
+    return int(value) if isinstance(value, torch.Tensor) else value
+
+
+def scale_or_default(softmax_scale, packed_or_q):
+    """softmax_scale, or D ** -0.5 for None. The operators refuse what has no D, whatever the scale."""
+    if softmax_scale is not None:
+        return softmax_scale
+    has_shape = isinstance(packed_or_q, torch.Tensor) and not packed_or_q.is_nested
+    shape = packed_or_q.shape if has_shape else ()
+    return shape[-1] ** -0.5 if len(shape) > 0 and shape[-1] > 0 else 1.0
 
 
 class Operator:
-    """An operator and the names of its first tensors whose kinds are checked. Arguments are positional.
+    """An operator and the names of its first tensors whose kinds are checked. Arguments are positional, and those of
+    the public functions: softmax_scale may be None, window_size is one argument, and where return_softmax is there and
+    False the first result is returned alone.
 
     `call` is what to call, now: a function that takes less time where all arguments are plain (no subclasses, no
     function modes) and else calls `general`, which a compiler, who does not see through the other, gets at once.
@@ -22,14 +50,24 @@ class Operator:
 
     def __init__(self, name, tensors=()):
         overload = getattr(torch.ops.flash_attn, name).default
+        positions = {a.name: n for n, a in enumerate(overload._schema.arguments)}
+        scale, window = positions.get("softmax_scale"), positions.get("window_size_left")
+        # In the public arguments, where a window takes one place instead of two.
+        returns_softmax = positions["return_softmax"] - 1 if "return_softmax" in positions else None
 
         def general(*args):
+            given = list(args)
+            if window is not None:
+                given[window : window + 1] = window_bounds(args[window])
+            if scale is not None:
+                given[scale] = scale_or_default(args[scale], args[0])
             check_kinds(tensors, args)
-            return overload(*args)
+            results = overload(*given)
+            return results if returns_softmax is None or args[returns_softmax] else results[0]
 
         self.general = general
         self._plain = _native.load()._plain_call(f"flash_attn::{name}", general)
 
     @property
     def call(self):
-        return self.general if _MAY_COMPILE or is_compiling() else self._plain
+        return self.general if _is_traced() else self._plain

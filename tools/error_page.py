@@ -35,7 +35,7 @@ SECTIONS = {
         "A message names the argument, what came and what is accepted: change the tensor or number accordingly. "
         "Letters in shapes: B batch, Sq and Sk rows of queries and keys, Tq and Tk packed rows, H and Hk heads of "
         "queries and keys, D and Dv head dims of keys and values.",
-        ("csrc/core/checks.h", "csrc/core/validate.cpp", "csrc/torch/", "flash_attn/_attention.py",
+        ("csrc/core/checks.h", "csrc/core/validate.cpp", "csrc/torch/", "flash_attn/_operators.py",
          "flash_attn/_explain.py", "flash_attn/_function_classes.py", "flash_attn/_raw.py",
          "flash_attn/_tensor_kinds.py"),
     ),

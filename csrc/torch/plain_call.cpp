@@ -1,7 +1,11 @@
 // torch.ops asks of every argument whether its type overrides torch's functions, and converts it by a general match of
 // Python objects with schemas: 3 us for the 25 arguments of attention, as long as all the rest of a short call. Here
-// plain arguments go to the same dispatcher at once. Everything else is left to torch.ops, so that a call means the
-// same either way.
+// plain arguments go to the same dispatcher at once. Everything else is left to `general` in Python (_operators.py), so
+// that a call means the same either way.
+//
+// A window and the default scale are read here too. After a call that has left nothing of Python in the caches, what
+// they take there, attributes, isinstance and functions, waits for memory: 35 us on a Zen 4, where a call with a window
+// of 512 keys takes 5 ms.
 #include "plain_call.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -9,18 +13,23 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <cmath>
 #include <memory>
 #include <vector>
 
 namespace flash_attn::torch_binding {
 namespace {
 
-enum class Kind { tensor, optional_tensor, real, integer, optional_integer, boolean, other };
+/// Of what Python gives. `scale` is a number or None, for D ** -0.5 of the first tensor; `window` a pair, for two
+/// arguments of the operator.
+enum class Kind { tensor, optional_tensor, real, scale, integer, optional_integer, window, boolean, other };
 
 struct PlainOperator {
   c10::OperatorHandle handle;
-  py::object general;  // Calls it through torch.ops.
+  py::object general;
   std::vector<Kind> kinds;
+  std::vector<std::size_t> arguments;  // Of the operator: the first that is given by an object of the kind.
+  std::size_t return_softmax;          // The object that says whether there is more than one result, if any.
 };
 
 Kind kind_of(const c10::TypePtr& type) {
@@ -40,6 +49,49 @@ Kind kind_of(const c10::TypePtr& type) {
   }
 }
 
+constexpr auto kNone = static_cast<std::size_t>(-1);
+
+/// Fills in how Python's objects become the operator's arguments.
+void read_schema(PlainOperator& op) {
+  const auto& arguments = op.handle.schema().arguments();
+  for (std::size_t n = 0; n < arguments.size(); ++n) {
+    const std::string& name = arguments[n].name();
+    if (name == "window_size_right") continue;
+    if (name == "return_softmax") op.return_softmax = op.kinds.size();
+    op.kinds.push_back(name == "window_size_left" ? Kind::window
+                       : name == "softmax_scale"  ? Kind::scale
+                                                  : kind_of(arguments[n].type()));
+    op.arguments.push_back(n);
+  }
+}
+
+bool push_integer(PyObject* object, torch::jit::Stack& stack) {
+  if (!PyLong_CheckExact(object)) return false;
+  int overflow = 0;
+  stack.emplace_back(static_cast<std::int64_t>(PyLong_AsLongLongAndOverflow(object, &overflow)));
+  return overflow == 0;
+}
+
+/// A bound of a window: -1 for None.
+bool push_bound(PyObject* object, torch::jit::Stack& stack) {
+  if (object == Py_None) return stack.emplace_back(std::int64_t{-1}), true;
+  return push_integer(object, stack);
+}
+
+bool push_window(PyObject* object, torch::jit::Stack& stack) {
+  if (object == Py_None) return push_bound(object, stack) && push_bound(object, stack);
+  if (!PyTuple_CheckExact(object) || PyTuple_GET_SIZE(object) != 2) return false;
+  return push_bound(PyTuple_GET_ITEM(object, 0), stack) && push_bound(PyTuple_GET_ITEM(object, 1), stack);
+}
+
+bool push_default_scale(const c10::IValue& first, torch::jit::Stack& stack) {
+  if (!first.isTensor() || first.toTensor().dim() == 0) return false;
+  const c10::SymInt head_dim = first.toTensor().sym_size(-1);
+  if (head_dim.is_symbolic() || !(head_dim > 0)) return false;
+  stack.emplace_back(std::pow(static_cast<double>(head_dim.guard_int(__FILE__, __LINE__)), -0.5));
+  return true;
+}
+
 /// Pushes `object`, or returns false where it is no plain one of its kind.
 bool push(Kind kind, PyObject* object, torch::jit::Stack& stack) {
   switch (kind) {
@@ -51,16 +103,15 @@ bool push(Kind kind, PyObject* object, torch::jit::Stack& stack) {
       if (!THPVariable_CheckExact(object) || THPVariable_Unpack(object).is_nested()) return false;
       stack.emplace_back(THPVariable_Unpack(object));
       return true;
+    case Kind::scale:
+      if (object == Py_None) return push_default_scale(stack.front(), stack);
+      return push(Kind::real, object, stack);
     case Kind::real:
       if (!PyFloat_CheckExact(object)) return false;
       stack.emplace_back(PyFloat_AS_DOUBLE(object));
       return true;
-    case Kind::integer: {
-      if (!PyLong_CheckExact(object)) return false;
-      int overflow = 0;
-      stack.emplace_back(static_cast<std::int64_t>(PyLong_AsLongLongAndOverflow(object, &overflow)));
-      return overflow == 0;
-    }
+    case Kind::integer: return push_integer(object, stack);
+    case Kind::window: return push_window(object, stack);
     case Kind::boolean:
       if (!PyBool_Check(object)) return false;
       stack.emplace_back(object == Py_True);
@@ -69,16 +120,16 @@ bool push(Kind kind, PyObject* object, torch::jit::Stack& stack) {
   }
 }
 
-/// Pushes all arguments, or returns false where torch.ops has to read them.
+/// Pushes all arguments, or returns false where `general` has to read them.
 bool push_all(const PlainOperator& op, PyObject* const* given, Py_ssize_t number, torch::jit::Stack& stack) {
   const auto& arguments = op.handle.schema().arguments();
-  if (static_cast<std::size_t>(number) > arguments.size() || at::impl::PythonTorchFunctionTLS::stack_len() > 0)
+  if (static_cast<std::size_t>(number) > op.kinds.size() || at::impl::PythonTorchFunctionTLS::stack_len() > 0)
     return false;
   stack.reserve(arguments.size());
-  for (std::size_t n = 0; n < arguments.size(); ++n) {
+  for (std::size_t n = 0; n < op.kinds.size(); ++n) {
     if (n < static_cast<std::size_t>(number)) {
       if (!push(op.kinds[n], given[n], stack)) return false;
-    } else if (const auto& fallback = arguments[n].default_value()) {
+    } else if (const auto& fallback = arguments[op.arguments[n]].default_value()) {
       stack.push_back(*fallback);
     } else {
       return false;
@@ -111,6 +162,7 @@ PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t number) {
   {
     py::gil_scoped_release no_gil;
     op.handle.callBoxed(&stack);
+    if (op.return_softmax < static_cast<std::size_t>(number) && given[op.return_softmax] == Py_False) stack.resize(1);
   }
   return python_of(stack);
   END_HANDLE_TH_ERRORS
@@ -118,8 +170,8 @@ PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t number) {
 
 py::object plain_call(const std::string& name, py::object general) {
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
-  auto op = std::make_unique<PlainOperator>(PlainOperator{handle, std::move(general), {}});
-  for (const auto& argument : handle.schema().arguments()) op->kinds.push_back(kind_of(argument.type()));
+  auto op = std::make_unique<PlainOperator>(PlainOperator{handle, std::move(general), {}, {}, kNone});
+  read_schema(*op);
   static PyMethodDef method{"plain_call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
                             METH_FASTCALL, "An operator of flash_attn, with positional arguments."};
   const py::capsule self(op.release(), [](void* owned) { delete static_cast<PlainOperator*>(owned); });
@@ -131,8 +183,10 @@ py::object plain_call(const std::string& name, py::object general) {
 void define_plain_calls(py::module_& m) {
   m.def(
       "_plain_call", &plain_call,
-      "The operator `name` as a function of positional arguments, called at once where all of them are plain (tensors "
-      "of no subclass and not nested, numbers, None; no function mode is on), else by `general`, given the same.",
+      "The operator `name` as a function of positional arguments, as the public functions take them: softmax_scale "
+      "may be None, window_size is one argument, and without return_softmax there is one result. Called at once where "
+      "all of them are plain (tensors of no subclass and not nested, numbers, None, tuples; no function mode is on), "
+      "else by `general`, given the same.",
       py::arg("name"), py::arg("general"));
 }
 

@@ -151,24 +151,24 @@ def test_every_argument_reaches_the_operator(monkeypatch, name):
     function, arguments, *_ = calls()[name]
     operator = OPERATOR_OF[name.replace("Varlen", "")]
     schema = getattr(torch.ops.flash_attn, operator).default._schema
+    # Both window arguments are one until the operator is called, which returns one result or all.
+    names = [argument.name for argument in schema.arguments if argument.name != "window_size_right"]
     received = []
-    receive = types.SimpleNamespace(call=lambda *args: received.append(args) or ("out", "lse", "s_dmask"))
+    receive = types.SimpleNamespace(call=lambda *args: received.append(args) or "results")
     monkeypatch.setattr(_attention, f"_{operator}", receive)
     score = {
         name: name for name in ("dropout_p", "softmax_scale", "causal", "softcap", "alibi_slopes", "deterministic")
     }
-    assert function(*arguments, **score, window_size=("left", "right")) == "out"
-    assert function(*arguments, **score, window_size=("left", "right"), return_attn_probs=True)[1:] == (
-        "lse",
-        "s_dmask",
-    )
-    for args, return_softmax in zip(received[:2], (False, True)):
-        by_name = dict(zip((argument.name for argument in schema.arguments), args))
+    for return_softmax in (False, True):
+        options = {**score, "window_size": ("left", "right"), "return_attn_probs": return_softmax}
+        assert function(*arguments, **options) == "results"
+    for args, return_softmax in zip(received, (False, True)):
+        by_name = dict(zip(names, args))
         # Where keys are stored is the business of one function alone.
-        storage = [argument.name for argument in schema.arguments[len(args) :]]
+        storage = names[len(args) :]
         assert storage in ([], ["block_table", "leftpad_k", "seqused_k", "num_splits"])
         assert not storage or name == "Func"
-        assert by_name["window_size_left"] == "left" and by_name["window_size_right"] == "right"
+        assert by_name["window_size_left"] == ("left", "right")
         assert by_name["return_softmax"] is return_softmax
         assert all(by_name[key] == value for key, value in score.items())
         given = dict(zip(inspect.signature(function).parameters, arguments))

@@ -11,8 +11,18 @@ from flash_attn._operators import Operator
 
 pytestmark = pytest.mark.second_torch
 
-SCORES = (0.0, 0.25, False, -1, -1, 0.0, None, False, False)
-DENSE = (None, None, 0, 0, *SCORES)
+WINDOW = 10  # its place after three tensors and the lengths
+# As the public functions take them, with all results.
+DENSE = (None, None, 0, 0, 0.0, 0.25, False, (-1, -1), 0.0, None, False, True)
+
+
+def of_operator(arguments):
+    """The operator's arguments, which has two for a window."""
+    return (*arguments[:WINDOW], *arguments[WINDOW], *arguments[WINDOW + 1 :])
+
+
+def attention(*arguments):
+    return torch.ops.flash_attn.attention(*of_operator(arguments))
 
 
 def qkv(grad=False):
@@ -41,7 +51,7 @@ def test_plain_arguments_go_there_at_once(counted):
     call, seen = counted
     q, k, v = qkv()
     bias = torch.randn(2, 2, 5, 5)
-    expected = torch.ops.flash_attn.attention(q, k, v, *DENSE, bias)
+    expected = attention(q, k, v, *DENSE, bias)
     assert all(map(torch.equal, call(q, k, v, *DENSE, bias), expected))
     assert torch.equal(call(torch.nn.Parameter(q), k, v, *DENSE, bias)[0], expected[0])
     assert not seen
@@ -50,11 +60,62 @@ def test_plain_arguments_go_there_at_once(counted):
 def test_with_a_graph(counted):
     call, seen = counted
     grads = []
-    for function in (call, torch.ops.flash_attn.attention):
+    for function in (call, attention):
         inputs = qkv(grad=True)
         out, lse, _ = function(*inputs, *DENSE)
         grads.append(torch.autograd.grad((out * out).sum() + lse.sum(), inputs))
     assert all(map(torch.equal, *grads)) and not seen
+
+
+@pytest.mark.parametrize("window", [None, (None, None), (2, None), (None, 1), (1, 0), (-1, 2)], ids=str)
+def test_windows_that_are_plain(counted, window):
+    call, seen = counted
+    bounds = [-1 if bound is None else bound for bound in window or (-1, -1)]
+    arguments = (*qkv(), *DENSE)
+    expected = attention(*replaced(arguments, WINDOW, bounds))
+    assert all(map(torch.equal, call(*replaced(arguments, WINDOW, window)), expected)) and not seen
+
+
+@pytest.mark.parametrize("window", [[1, 0], torch.Size([1, 0]), torch.tensor([1, 0]), (1, torch.tensor(0))], ids=str)
+def test_other_windows_are_left_to_python(counted, window):
+    call, seen = counted
+    arguments = (*qkv(), *DENSE)
+    expected = attention(*replaced(arguments, WINDOW, (1, 0)))
+    assert all(map(torch.equal, call(*replaced(arguments, WINDOW, window)), expected)) and len(seen) == 1
+
+
+@pytest.mark.parametrize("window", [(1,), (1, 0, 2), 3], ids=str)
+def test_a_window_without_two_items(counted, window):
+    call, seen = counted
+    with pytest.raises(ValueError, match="window_size is .* two items"):
+        call(*replaced((*qkv(), *DENSE), WINDOW, window))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("D", [1, 3, 16, 40, 64, 100, 192])
+def test_the_default_scale(counted, D):
+    call, seen = counted
+    qkv = torch.randn(1, 4, 3, 2, D)
+    q, k, v = qkv.unbind(2)
+    plain = call(*replaced((q, k, v, *DENSE), 8, None))
+    assert all(map(torch.equal, plain, attention(*replaced((q, k, v, *DENSE), 8, D**-0.5)))) and not seen
+    assert torch.equal(flash_attn.flash_attn_qkvpacked_func(qkv), plain[0])
+
+
+def test_what_has_no_default_scale(counted):
+    call, seen = counted
+    for q in (torch.tensor(1.0), torch.empty(1, 4, 2, 0), "q"):
+        with pytest.raises((RuntimeError, TypeError)):
+            call(*replaced((q, q, q, *DENSE), 8, None))
+    assert len(seen) == 3
+
+
+def test_one_result_is_returned_alone(counted):
+    call, seen = counted
+    arguments = replaced((*qkv(), *DENSE), 14, False)
+    out = call(*arguments)
+    assert torch.equal(out, attention(*arguments)[0]) and not seen
+    assert torch.equal(Operator("attention", ("q", "k", "v")).general(*arguments), out)
 
 
 class Named(torch.Tensor):
@@ -63,7 +124,7 @@ class Named(torch.Tensor):
 
 @pytest.mark.parametrize(
     "position, given",
-    [(7, 0), (8, True), (9, 0), (10, -1.0), (11, torch.tensor(-1)), (12, 0), (6, 2**70), (13, 1.0)],
+    [(7, 0), (8, True), (9, 0), (10, (1.0, -1)), (10, (-1, torch.tensor(-1))), (11, 0), (6, 2**70), (12, 1.0)],
     ids=[
         "int for float",
         "bool for float",
@@ -79,7 +140,7 @@ def test_other_numbers_are_left_to_torch(counted, position, given):
     call, seen = counted
     arguments = replaced((*qkv(), *DENSE), position, given)
     outcomes = []
-    for function in (call, torch.ops.flash_attn.attention.default):
+    for function in (call, attention):
         try:
             outcomes.append([x.tolist() for x in function(*arguments)])
         except Exception as error:
@@ -127,14 +188,14 @@ def test_dispatch_modes_see_the_operator():
 def test_errors_are_those_of_torch(counted):
     call, seen = counted
     q, k, v = qkv()
-    for arguments in ((q, k[:1], v, *DENSE), (q, k, v), (q, k, v, *DENSE, *[None] * 10), (q, k, "v", *DENSE)):
+    for arguments in ((q, k[:1], v, *DENSE), (q, k, v, *DENSE, *[None] * 10), (q, k, "v", *DENSE)):
         messages = []
-        for function in (call, torch.ops.flash_attn.attention.default):
+        for function in (call, attention):
             with pytest.raises((RuntimeError, TypeError)) as raised:
                 function(*arguments)
             messages.append((raised.type, str(raised.value)))
         assert messages[0] == messages[1]
-    assert len(seen) == 3  # All but the first, whose arguments are plain.
+    assert len(seen) == 2  # All but the first, whose arguments are plain.
     with pytest.raises(TypeError, match="keyword"):
         call(q=q)
 
