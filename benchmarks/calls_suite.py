@@ -15,7 +15,7 @@ from flash_attn.layers.rotary import apply_rotary_emb
 
 D = 16
 KEYS = 8
-KINDS = ("forward", "with-graph", "forward+backward", "varlen", "cache", "append", "rotary")
+KINDS = ("forward", "after-long", "with-graph", "forward+backward", "varlen", "cache", "append", "rotary")
 
 
 def attention_pair(kind, q, k, v):
@@ -27,7 +27,7 @@ def attention_pair(kind, q, k, v):
         return partial(flash_attn.flash_attn_varlen_func, *rows, *ends, 1, KEYS), partial(
             F.scaled_dot_product_attention, *of_torch
         )
-    if kind == "forward":
+    if kind in ("forward", "after-long"):
         return partial(flash_attn.flash_attn_func, q, k, v), partial(F.scaled_dot_product_attention, *of_torch)
     ours, theirs = ([x.detach().requires_grad_() for x in tensors] for tensors in ((q, k, v), of_torch))
     if kind == "with-graph":
@@ -55,6 +55,11 @@ def cache_pair(kind, q, k, v):
     return lambda: flash_attn.flash_attn_with_kvcache(q, *mine, *new, cache_seqlens=lengths), theirs
 
 
+def long_call(dtype):
+    """A call that leaves nothing in the caches of what others are made of."""
+    return partial(flash_attn.flash_attn_func, *random_tensors(dtype, *3 * [(1, 2048, 8, 64)]))
+
+
 def calls_of(dtype, kind):
     q, k, v = random_tensors(dtype, *((1, S, 1, D) for S in (1, KEYS, KEYS)))
     if kind == "rotary":
@@ -67,7 +72,7 @@ def calls_of(dtype, kind):
         results = [x if isinstance(x, tuple) else (x,) for x in (ours(), theirs())]
         return deviation(*([x.detach().flatten() for x in result] for result in results))
 
-    return Calls(ours, theirs, check=check)
+    return Calls(ours, theirs, before=long_call(dtype) if kind == "after-long" else None, check=check)
 
 
 def calls_rows(options):

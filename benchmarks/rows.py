@@ -17,6 +17,7 @@ class Calls:
     ours: Callable
     peer: Optional[Callable] = None
     aside: Optional[Callable] = None  # a time that is taken off ours, such as a plain read of the bias
+    before: Optional[Callable] = None  # runs before each timed call, untimed
     check: Optional[Callable] = None  # returns the largest relative error of ours
     kernel: str = ""
     instruction_set: str = ""
@@ -123,7 +124,7 @@ def measure(row, seconds):
             raise SystemExit(f"{row.name}: wrong by {row.error:.2g} of the largest entry; {allowed} is allowed")
     timed = {"seconds": calls.ours, "peer_seconds": calls.peer, "aside_seconds": calls.aside}
     timed = {name: call for name, call in timed.items() if call}
-    for name, samples in zip(timed, in_turn(list(timed.values()), seconds, row.device)):
+    for name, samples in zip(timed, in_turn(list(timed.values()), seconds, row.device, calls.before)):
         setattr(row, name, samples)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 
 import torch
 
@@ -29,6 +30,14 @@ def sample(call):
     return elapsed / count
 
 
+def sample_after(before, call):
+    """Seconds of one call right after `before`, which is not timed."""
+    before()
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
 def gpu_sample(call, count):
     """Seconds per call of a queue of `count` calls."""
     torch.cuda.synchronize()
@@ -48,12 +57,15 @@ def sampler(device, calls):
     return lambda call: gpu_sample(call, count)
 
 
-def in_turn(calls, seconds, device="cpu"):
-    """Samples of each call, a list per call: rounds for about `seconds`, at least five, or two if they are long."""
+def in_turn(calls, seconds, device="cpu", before=None):
+    """Samples of each call, a list per call: rounds for about `seconds`, at least five, or two if they are long.
+
+    before: on the CPU, what runs before each call and is not timed.
+    """
     keep_freed_memory()
     for call in calls:
         call()
-    timed = sampler(device, calls)
+    timed = partial(sample_after, before) if before else sampler(device, calls)
     rounds = []
     begin = time.perf_counter()
     while True:

@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -290,6 +291,20 @@ def test_freed_memory_is_kept(modules, monkeypatch):
     monkeypatch.setattr(timing, "keep_freed_memory", lambda: asked.append(True))
     timing.in_turn([int], 0.0)
     assert asked
+
+
+def test_what_runs_before_a_call_is_not_timed(modules):
+    order = []
+
+    def before():
+        order.append("before")
+        time.sleep(0.02)
+
+    samples = modules("timing").in_turn(
+        [lambda: order.append("ours"), lambda: order.append("peer")], 0.0, before=before
+    )
+    assert order == ["ours", "peer"] + ["before", "ours", "before", "peer"] * 5
+    assert all(min(of_call) < 0.02 for of_call in samples)
 
 
 def test_long_rounds_are_run_twice(modules, monkeypatch):
