@@ -11,7 +11,7 @@ from flash_attn._tensor_kinds import check_kinds
 _TELLS = hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling")
 _MAY_COMPILE = hasattr(torch, "compile") and not _TELLS
 is_compiling = torch.compiler.is_compiling if _TELLS else lambda: False
-# Whether Python itself is being compiled: who else compiles passes no plain tensors. torch >= 2.3 answers at once.
+# Whether Python itself is being compiled: who else compiles passes no plain tensors. A newer torch answers at once.
 _is_traced = getattr(torch.compiler, "is_dynamo_compiling", is_compiling) if _TELLS else lambda: _MAY_COMPILE
 
 
@@ -50,20 +50,19 @@ class Operator:
 
     def __init__(self, name, tensors=()):
         overload = getattr(torch.ops.flash_attn, name).default
-        positions = {a.name: n for n, a in enumerate(overload._schema.arguments)}
-        scale, window = positions.get("softmax_scale"), positions.get("window_size_left")
-        # In the public arguments, where a window takes one place instead of two.
-        returns_softmax = positions["return_softmax"] - 1 if "return_softmax" in positions else None
+        # Of the public arguments, where a window takes one place instead of two.
+        names = [a.name for a in overload._schema.arguments if a.name != "window_size_right"]
+        places = {name: n for n, name in enumerate(names)}
+        scale, window, all_results = map(places.get, ("softmax_scale", "window_size_left", "return_softmax"))
 
         def general(*args):
             given = list(args)
-            if window is not None:
+            if window is not None and window < len(args):  # What is missing torch tells.
                 given[window : window + 1] = window_bounds(args[window])
-            if scale is not None:
                 given[scale] = scale_or_default(args[scale], args[0])
             check_kinds(tensors, args)
             results = overload(*given)
-            return results if returns_softmax is None or args[returns_softmax] else results[0]
+            return results if all_results is None or args[all_results] else results[0]
 
         self.general = general
         self._plain = _native.load()._plain_call(f"flash_attn::{name}", general)

@@ -27,9 +27,11 @@ enum class Kind { tensor, optional_tensor, real, scale, integer, optional_intege
 struct PlainOperator {
   c10::OperatorHandle handle;
   py::object general;
-  std::vector<Kind> kinds;
-  std::vector<std::size_t> arguments;  // Of the operator: the first that is given by an object of the kind.
-  std::size_t return_softmax;          // The object that says whether there is more than one result, if any.
+  // Of each object that Python gives: its kind, and the first of the operator's arguments that it is for.
+  std::vector<Kind> kinds = {};
+  std::vector<std::size_t> arguments = {};
+  // The object that says whether there is more than one result; past all of them where none does.
+  std::size_t return_softmax = static_cast<std::size_t>(-1);
 };
 
 Kind kind_of(const c10::TypePtr& type) {
@@ -48,8 +50,6 @@ Kind kind_of(const c10::TypePtr& type) {
     default: return Kind::other;
   }
 }
-
-constexpr auto kNone = static_cast<std::size_t>(-1);
 
 /// Fills in how Python's objects become the operator's arguments.
 void read_schema(PlainOperator& op) {
@@ -170,7 +170,7 @@ PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t number) {
 
 py::object plain_call(const std::string& name, py::object general) {
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
-  auto op = std::make_unique<PlainOperator>(PlainOperator{handle, std::move(general), {}, {}, kNone});
+  auto op = std::make_unique<PlainOperator>(PlainOperator{handle, std::move(general)});
   read_schema(*op);
   static PyMethodDef method{"plain_call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
                             METH_FASTCALL, "An operator of flash_attn, with positional arguments."};

@@ -16,13 +16,10 @@ WINDOW = 10  # its place after three tensors and the lengths
 DENSE = (None, None, 0, 0, 0.0, 0.25, False, (-1, -1), 0.0, None, False, True)
 
 
-def of_operator(arguments):
-    """The operator's arguments, which has two for a window."""
-    return (*arguments[:WINDOW], *arguments[WINDOW], *arguments[WINDOW + 1 :])
-
-
 def attention(*arguments):
-    return torch.ops.flash_attn.attention(*of_operator(arguments))
+    """Through torch.ops, where a window is two arguments."""
+    window = arguments[WINDOW] if len(arguments) > WINDOW else ()
+    return torch.ops.flash_attn.attention.default(*arguments[:WINDOW], *window, *arguments[WINDOW + 1 :])
 
 
 def qkv(grad=False):
@@ -188,14 +185,14 @@ def test_dispatch_modes_see_the_operator():
 def test_errors_are_those_of_torch(counted):
     call, seen = counted
     q, k, v = qkv()
-    for arguments in ((q, k[:1], v, *DENSE), (q, k, v, *DENSE, *[None] * 10), (q, k, "v", *DENSE)):
+    for arguments in ((q, k[:1], v, *DENSE), (q, k, v), (q, k, v, *DENSE, *[None] * 10), (q, k, "v", *DENSE)):
         messages = []
         for function in (call, attention):
             with pytest.raises((RuntimeError, TypeError)) as raised:
                 function(*arguments)
             messages.append((raised.type, str(raised.value)))
         assert messages[0] == messages[1]
-    assert len(seen) == 2  # All but the first, whose arguments are plain.
+    assert len(seen) == 3  # All but the first, whose arguments are plain.
     with pytest.raises(TypeError, match="keyword"):
         call(q=q)
 
