@@ -14,9 +14,9 @@ class ForwardDirect {
   using Block = ForwardBlock<Target>;
   using Scratch = ForwardScratch<Target>;
   static constexpr index_t kRows = Target::kRows;
-  // Rows that all heads of a task meet before the next ones, in all or, where they are read from L2, in bytes. With
-  // shorter vectors a tile's sums are more of them to load and store.
-  static constexpr index_t kTileRows = 64, kTileBytes = Target::Simd::W < 16 ? 64 << 10 : 32 << 10;
+  // Rows that all heads of a task meet before the next ones, in all or, where they are read from L2, in bytes.
+  static constexpr index_t kTileRows = 64, kTileBytes = 32 << 10;
+  static constexpr bool kShortVectors = Target::Simd::W < 16;
   static constexpr index_t kPageBytes = 4096;  // Of address translation.
 
  public:
@@ -111,9 +111,12 @@ class ForwardDirect {
   // to L1.
   FA_INLINE index_t tile_of(index_t count) const {
     if (!into_l2_) return max_of<index_t>(8, kTileRows / count / 8 * 8);
-    const index_t bytes = max_of(p_.D, p_.Dv) * plan_.format.size * count;
-    index_t tile = kDirectKeys;
-    while (tile > 8 && tile * bytes > kTileBytes) tile /= 2;
+    const index_t size = plan_.format.size, bytes = max_of(p_.D, p_.Dv) * size * count;
+    // A tile's sums are more vectors than its rows where vectors are short or elements are converted to longer ones.
+    const bool converted = size < index_t(sizeof(typename Target::Elem));
+    const index_t most_bytes = kShortVectors || converted ? 2 * kTileBytes : kTileBytes;
+    index_t tile = converted && !kShortVectors ? kDirectKeys / 4 : kDirectKeys;
+    while (tile > 8 && tile * bytes > most_bytes) tile /= 2;
     return tile;
   }
 
