@@ -14,8 +14,9 @@ class ForwardDirect {
   using Block = ForwardBlock<Target>;
   using Scratch = ForwardScratch<Target>;
   static constexpr index_t kRows = Target::kRows;
-  // Rows that all heads of a task meet before the next ones, in all or, where they are read from L2, in bytes.
-  static constexpr index_t kTileRows = 64, kTileBytes = 32 << 10;
+  // Rows that all heads of a task meet before the next ones, in all or, where they are read from L2, in bytes. Twice as
+  // many bytes where sums cost more, of elements that are converted for no more than kFewKeys (docs/cpu-kernels.md).
+  static constexpr index_t kTileRows = 64, kTileBytes = 32 << 10, kFewKeys = 32;
   static constexpr bool kShortVectors = Target::Simd::W < 16;
   static constexpr index_t kPageBytes = 4096;  // Of address translation.
 
@@ -113,10 +114,9 @@ class ForwardDirect {
     if (!into_l2_) return max_of<index_t>(8, kTileRows / count / 8 * 8);
     const index_t size = plan_.format.size, bytes = max_of(p_.D, p_.Dv) * size * count;
     // A tile's sums are more vectors than its rows where vectors are short or elements are converted to longer ones.
-    const bool converted = size < index_t(sizeof(typename Target::Elem));
-    const index_t most_bytes = kShortVectors || converted ? 2 * kTileBytes : kTileBytes;
-    index_t tile = converted && !kShortVectors ? kDirectKeys / 4 : kDirectKeys;
-    while (tile > 8 && tile * bytes > most_bytes) tile /= 2;
+    const index_t twice = kShortVectors ? kDirectKeys : size < index_t(sizeof(typename Target::Elem)) ? kFewKeys : 0;
+    index_t tile = kDirectKeys;
+    while (tile > 8 && tile * bytes > (tile <= twice ? 2 : 1) * kTileBytes) tile /= 2;
     return tile;
   }
 
