@@ -77,21 +77,44 @@ Isa current_isa() {
 }
 
 #if defined(FLASH_ATTN_X86)
+// Of numbers that are so many bf16 each.
+const Kernels& tiled_kernels(Isa isa, int parts) {
+  const bool emulated = isa == kAmxBf16Emulated;
+  switch (parts) {
+    case 1: return emulated ? amx_bf16_emulated_kernels() : amx_bf16_kernels();
+    case 2: return emulated ? amx_bf16_emulated_fp16_kernels() : amx_bf16_fp16_kernels();
+    default: return emulated ? amx_bf16_emulated_fp32_kernels() : amx_bf16_fp32_kernels();
+  }
+}
+
+// Whether vectors of fp32 are faster than tiles, three bf16 to a number, of which half would be padding.
+bool prefers_vectors(const Problem& p) {
+  constexpr index_t kNarrow = 16;
+  return p.dtype == DType::f32 && max_of(p.D, p.Dv) <= kNarrow;
+}
+
 // Kernels with bf16 products, where the set has them and they are of use.
 template <class Because>
-const Kernels* bf16_kernels(Isa isa, const Because& because) {
-  switch (isa) {
-    case kAmxBf16: because("bfloat16 inputs use the AMX-BF16 tiles"); return &amx_bf16_kernels();
-    case kAmxBf16Emulated:
-      because("bfloat16 inputs use an emulation of the AMX-BF16 tiles");
-      return &amx_bf16_emulated_kernels();
-    case kAvx512Bf16: because("bfloat16 inputs use the AVX512-BF16 dot product"); return &avx512_bf16_kernels();
-    case kAvx512:
-      if (features().avx512_bf16 && !features().bf16_dot_is_fast)
-        because("this processor's AVX512-BF16 dot product is slower than fp32 multiply-adds");
+const Kernels* kernels_of_bf16_products(Isa isa, const Problem& p, const Because& because) {
+  if (isa == kAmxBf16 || isa == kAmxBf16Emulated) {
+    if (prefers_vectors(p)) {
+      because("vectors of fp32 are faster than tiles for head dims up to 16");
       return nullptr;
-    default: return nullptr;
+    }
+    const std::string tiles = isa == kAmxBf16 ? "the AMX-BF16 tiles" : "an emulation of the AMX-BF16 tiles";
+    const int parts = p.dtype == DType::bf16 ? 1 : p.dtype == DType::f16 ? 2 : 3;
+    because(std::string(to_string(p.dtype)) + " inputs use " + tiles +
+            (parts > 1 ? ", each number as the sum of " + std::to_string(parts) + " bf16" : ""));
+    return &tiled_kernels(isa, parts);
   }
+  if (p.dtype != DType::bf16) return nullptr;
+  if (isa == kAvx512Bf16) {
+    because("bfloat16 inputs use the AVX512-BF16 dot product");
+    return &avx512_bf16_kernels();
+  }
+  if (isa == kAvx512 && features().avx512_bf16 && !features().bf16_dot_is_fast)
+    because("this processor's AVX512-BF16 dot product is slower than fp32 multiply-adds");
+  return nullptr;
 }
 #endif
 
@@ -104,9 +127,10 @@ const Rotations& rotations() {
 }
 
 // Of the sequences for which forward has no use of `kernels`.
-const Kernels& few_rows_kernels(const Kernels& kernels) {
+const Kernels& few_rows_kernels([[maybe_unused]] const Problem& p, const Kernels& kernels) {
 #if defined(FLASH_ATTN_X86)
-  if (kernels.least_rows > 0) return features().bf16_dot_is_fast ? avx512_bf16_kernels() : avx512_kernels();
+  if (kernels.least_rows > 0)
+    return p.dtype == DType::bf16 && features().bf16_dot_is_fast ? avx512_bf16_kernels() : avx512_kernels();
 #endif
   return kernels;
 }
@@ -123,14 +147,11 @@ const Kernels& choose_kernels(const Problem& p, std::vector<std::string>* reason
   because(std::string("instruction set ") + kIsaNames[isa] +
           (isa == best_isa() ? ": the best that this machine can execute" : ": forced by the debug switch"));
 #if defined(FLASH_ATTN_X86)
-  if (p.dtype == DType::bf16)
-    if (const Kernels* const kernels = bf16_kernels(isa, because)) return *kernels;
+  if (const Kernels* const kernels = kernels_of_bf16_products(isa, p, because)) return *kernels;
   if (p.dtype == DType::bf16 || p.dtype == DType::f16)
     because(std::string(to_string(p.dtype)) + " inputs are converted to fp32 while packing");
-  const bool has_bf16_products = isa == kAmxBf16 || isa == kAmxBf16Emulated || isa == kAvx512Bf16;
-  if (has_bf16_products && p.dtype != DType::bf16)
-    because("products are in fp32, so bf16 products have no use and the avx512 kernels run");
-  if (has_bf16_products || isa == kAvx512) return avx512_kernels();
+  if (isa == kAvx512Bf16) because("products are in fp32, so bf16 products have no use and the avx512 kernels run");
+  if (isa != kAvx2 && isa != kPortable) return avx512_kernels();
   if (isa == kAvx2) return avx2_kernels();
 #endif
   return portable_kernels();
@@ -139,7 +160,7 @@ const Kernels& choose_kernels(const Problem& p, std::vector<std::string>* reason
 // The kernels of the longest sequence of a forward pass.
 const Kernels& longest_forward_kernels(const Problem& p, const Kernels& kernels, std::vector<std::string>& reasons) {
   if (kernels.least_rows == 0) return kernels;
-  const Kernels& few = few_rows_kernels(kernels);
+  const Kernels& few = few_rows_kernels(p, kernels);
   const std::string limit = std::to_string(kernels.least_rows - 1) + " rows of queries per key head";
   if (p.Sq * p.group() < kernels.least_rows) {
     reasons.push_back("tiles have no use at up to " + limit + ", so the " + few.instruction_set + " kernels run");
@@ -166,7 +187,7 @@ Approach forward_approach(const Problem& p, const Kernels& kernels) {
 Tiles forward_tiles_of(const Problem& p, const Kernels& kernels, std::vector<std::string>& reasons) {
   const index_t rows = p.Sq * p.group(), together = rows_together(p.Sq, p.group());
   const Approach approach = forward_approach(p, kernels);
-  Tiles tiles = forward_tiles(approach, p.D, p.Dv, kernels.elem_size, kernels.strip_rows);
+  Tiles tiles = forward_tiles(approach, p.D, p.Dv, kernels.elem_size, kernels.strip_rows, p.window_left < 0);
   if (approach == Approach::packed) return tiles;
   tiles.queries = together / max_of<index_t>(p.Sq, 1) * p.Sq;
   reasons.push_back(std::to_string(rows) + " rows per key head (queries times query heads of a group): " +
@@ -216,7 +237,7 @@ class CpuBackend final : public Backend {
     const Kernels& kernels = choose_kernels(f.problem, nullptr);
     clear_unwritten(f);
     // By a sequence's own rows, so that its bits do not depend on the others of a batch.
-    if (kernels.least_rows > 0) few_rows_kernels(kernels).forward(f, {0, kernels.least_rows}, executor);
+    if (kernels.least_rows > 0) few_rows_kernels(f.problem, kernels).forward(f, {0, kernels.least_rows}, executor);
     kernels.forward(f, {kernels.least_rows, std::numeric_limits<index_t>::max()}, executor);
   }
   void forward_with_cache(const CacheProblem& c, const Executor& executor) const override {

@@ -31,6 +31,7 @@ class Backward {
   using Simd = typename Target::Simd;
   static constexpr index_t W = Simd::W, kStep = Target::Format::kStep, kRows = Target::kRows;
   static constexpr index_t kDepth = Target::kDepth, kWidth = Target::kWidth, kCut = kDepthCut<Target>;
+  static constexpr index_t kParts = Target::kParts;
   using QueryBlock = BackwardBlock<Target>;
   using Scratch = BackwardScratch<Target>;
   using State = BackwardBlockState<Target>;
@@ -107,10 +108,11 @@ class Backward {
 
   void pack(const Rows& r, const QueryBlock& q, const Scratch& s) const {
     const index_t padded = round_up(r.count, kWidth);
-    pack_both_ways(r, f_.dout, p_.Dv, {q.dout_transposed, plan_.v_depth, padded},
-                   {q.dout_direct, padded, plan_.v_stride}, s);
+    pack_both_ways(r, f_.dout, p_.Dv, {q.dout_transposed, kParts * plan_.v_depth, padded},
+                   {q.dout_direct, kParts * padded, plan_.v_stride}, s);
     load_statistics(r, q);
-    pack_both_ways(r, p_.q, p_.D, {q.q_transposed, plan_.depth, padded}, {q.q_direct, padded, plan_.stride}, s);
+    pack_both_ways(r, p_.q, p_.D, {q.q_transposed, kParts * plan_.depth, padded},
+                   {q.q_direct, kParts * padded, plan_.stride}, s);
   }
 
   // Rows of q or dout with queries in the lanes and with features in the lanes, panel by panel of the former, so that
@@ -120,8 +122,8 @@ class Backward {
     for (index_t panel = 0; panel < transposed.count(); ++panel) {
       const index_t begin = transposed.begin(panel), width = transposed.width(panel), left = r.count - begin;
       const char* const source = row_at(x, format_.size, r.b, r.sequence.q_begin + r.first + begin, r.h);
-      const RowsToPack<Target> rows =
-          rows_to_pack(format_, x, source, left, min_of(width, left), width, features, direct.columns, true, s.staging);
+      const RowsToPack<Target> rows = rows_to_pack(format_, x, source, left, min_of(width, left), width, features,
+                                                   kParts * direct.columns, true, s.staging);
       pack_transposed_panel(rows, transposed.depth / kStep, width, transposed.panel(panel));
       pack_direct_rows<Target>({rows.data, rows.stride}, begin, begin + width, direct);
     }
@@ -213,9 +215,9 @@ class Backward {
       load_rows_of_run(format_, row_at(x, format_.size, plan_.units.b(k.unit), row, k.hk), x.row_stride * format_.size,
                        left, k.keys.end - k.keys.begin, k.padded, features, stride, to);
     };
-    load(p_.k, p_.D, plan_.stride, s.k);
-    load(p_.v, p_.Dv, plan_.v_stride, s.v);
-    pack_direct<Target>(s.k, plan_.stride, {s.k_direct, k.padded, plan_.stride});
+    load(p_.k, p_.D, kParts * plan_.stride, s.k);
+    load(p_.v, p_.Dv, kParts * plan_.v_stride, s.v);
+    pack_direct<Target>(s.k, kParts * plan_.stride, {s.k_direct, kParts * k.padded, plan_.stride});
   }
   void store_gradients(const Keys& k, const Sums& sums) const {
     const index_t b = plan_.units.b(k.unit), n = k.keys.end - k.keys.begin, row = k.sequence.k_begin + k.keys.begin;
@@ -286,23 +288,25 @@ class Backward {
     score_gradients(s).clear(n, max_of<index_t>(c.begin - kWidth, 0), c.begin);
     score_gradients(s).clear(n, c.end, min_of(c.end + kWidth, padded));
 
-    const Panels<Target> q_transposed{q.q_transposed, plan_.depth, padded};
-    const Panels<Target> dout_transposed{q.dout_transposed, plan_.v_depth, padded};
+    const Panels<Target> q_transposed{q.q_transposed, kParts * plan_.depth, padded};
+    const Panels<Target> dout_transposed{q.dout_transposed, kParts * plan_.v_depth, padded};
+    const auto rows_of = [&](const Elem* x, index_t stride) {
+      return StripA<Elem>{x + n * kParts * stride, kParts * stride, kStep};
+    };
     const auto strip = gradients_.strip(r.rule, {j, j + rows}, n, r.first, c, q.lse_log2, q.delta);
     for (index_t i = c.begin; i < c.end;) {
       const index_t origin = i / plan_.pitch * plan_.pitch, next = min_of(origin + plan_.pitch, c.end);
-      multiply_queries({s.k + n * plan_.stride, plan_.stride, kStep}, q_transposed, {i, next}, s.scores + (i - origin),
-                       s);
-      multiply_queries({s.v + n * plan_.v_stride, plan_.v_stride, kStep}, dout_transposed, {i, next},
-                       s.dp + (i - origin), s);
+      multiply_queries(rows_of(s.k, plan_.stride), q_transposed, {i, next}, s.scores + (i - origin), s);
+      multiply_queries(rows_of(s.v, plan_.v_stride), dout_transposed, {i, next}, s.dp + (i - origin), s);
       gradients_(strip, {i, next}, origin, s);
       i = next;
     }
-    const Panels<Target> dout_direct{q.dout_direct, padded, plan_.v_stride}, q_direct{q.q_direct, padded, plan_.stride};
+    const Panels<Target> dout_direct{q.dout_direct, kParts * padded, plan_.v_stride};
+    const Panels<Target> q_direct{q.q_direct, kParts * padded, plan_.stride};
     const index_t from = begin / kCut * kCut, to = min_of(round_up(end, kCut), c.end);
-    multiply_strip<Target, true, true>({s.p_rows + from, ld, kStep}, dout_direct, from, to, 0, plan_.v_stride,
+    multiply_strip<Target, true, true>({s.p_rows + from, kParts * ld, kStep}, dout_direct, from, to, 0, plan_.v_stride,
                                        sums.dv + n * plan_.v_stride, plan_.v_stride);
-    multiply_strip<Target, true, true>({s.ds_rows + from, ld, kStep}, q_direct, from, to, 0, plan_.stride,
+    multiply_strip<Target, true, true>({s.ds_rows + from, kParts * ld, kStep}, q_direct, from, to, 0, plan_.stride,
                                        sums.dk + n * plan_.stride, plan_.stride);
   }
 
@@ -315,7 +319,7 @@ class Backward {
       multiply_watched<Target, false>(a, b, 0, b.depth, columns.begin, columns.end, c, plan_.pitch, watched, asks,
                                       false);
     } else {
-      multiply_strip<Target, false>(a, b, 0, b.depth, columns.begin, columns.end, c, plan_.pitch);
+      multiply_strip<Target, false>(a, b, 0, b.depth / kParts, columns.begin, columns.end, c, plan_.pitch);
     }
   }
 
@@ -323,7 +327,7 @@ class Backward {
   // asked for two strips ahead, which a Zen 5 by itself does too late.
   void add_dq(const Rows& r, const QueryBlock& q, Range keys, bool first, const Scratch& s) const {
     const index_t padded = round_up(keys.end - keys.begin, kRows), of_strip = kRows * plan_.stride;
-    const Panels<Target> k_direct{s.k_direct, padded, plan_.stride};
+    const Panels<Target> k_direct{s.k_direct, kParts * padded, plan_.stride};
     for (index_t i = 0; i < r.count; i += kRows) {
       Real* const dq = q.dq + i * plan_.stride;
       if (!Target::kTiled && !first && i + 2 * kRows < r.count)

@@ -113,8 +113,9 @@ class BackwardGradients {
       for (index_t t = 0; t < kRows; t += kAbreast) {
         each_part([&](auto part) { row(t + part, weights[part]); }, std::make_integer_sequence<int, kAbreast>());
         for (index_t n = 0; n < kAbreast; n += 2) {
-          Format::store_rows(s.p_rows + (t + n) * ld + i, ld, weights[n], weights[n + 1]);
-          Format::store_rows(s.ds_rows + (t + n) * ld + i, ld, ds[t + n], ds[t + n + 1]);
+          const index_t at = (t + n) * Target::kParts * ld + i;
+          Format::store_rows(s.p_rows + at, ld, weights[n], weights[n + 1]);
+          Format::store_rows(s.ds_rows + at, ld, ds[t + n], ds[t + n + 1]);
         }
       }
       ScoreGradients<Target>(s.ds, tiles_.keys, ld).store(strip.row, i, ds);

@@ -24,7 +24,7 @@ struct BackwardPlan {
   using State = BackwardBlockState<Target>;
   using Sums = KeySums<Target>;
   static constexpr index_t W = Target::Simd::W, kStep = Target::Format::kStep, kRows = Target::kRows;
-  static constexpr index_t kDepth = Target::kDepth, kWidth = Target::kWidth;
+  static constexpr index_t kDepth = Target::kDepth, kWidth = Target::kWidth, kParts = Target::kParts;
   static constexpr index_t kOfSum = kStepsPerSum<Target> * kStep;  // Queries whose products are one sum.
   static constexpr bool kInPlace = std::is_same_v<Elem, Real>;
 
@@ -33,7 +33,7 @@ struct BackwardPlan {
         executor(given),
         units(p),
         addend(p),
-        whole(backward_tiles(p.D, p.Dv, sizeof(Elem), kRows, addend_per_query(p))),
+        whole(backward_tiles(p.D, p.Dv, Target::kSize, kRows, addend_per_query(p))),
         large(units.put_last([&](double alike, index_t k_len) { return too_few(alike, k_len); })),
         rest(shares_rest()),
         parts(!Target::kTiled && (large > 0 || rest) ? ceil_div(whole.queries, kOfSum) : 1),
@@ -165,10 +165,10 @@ struct BackwardPlan {
     Carver c(base);
     QueryBlock q{};
     const index_t n = tiles.queries;
-    q.q_transposed = c.take<Elem>(n * depth);
-    q.dout_transposed = c.take<Elem>(n * v_depth);
-    q.q_direct = c.take<Elem>(n * stride);
-    q.dout_direct = c.take<Elem>(n * v_stride);
+    q.q_transposed = c.take<Elem>(kParts * n * depth);
+    q.dout_transposed = c.take<Elem>(kParts * n * v_depth);
+    q.q_direct = c.take<Elem>(kParts * n * stride);
+    q.dout_direct = c.take<Elem>(kParts * n * v_stride);
     q.lse_log2 = c.take<Real>(n);
     q.delta = c.take<Real>(n);
     q.dq = c.take<Real>(round_up(n, kRows) * stride);
@@ -179,18 +179,18 @@ struct BackwardPlan {
     Carver c(base);
     Scratch s{};
     const index_t keys = round_up(tiles.keys, kRows), queries = tiles.queries;
-    s.staging = c.take<Elem>(Panels<Target>::kPanel * max_of(stride, v_stride));
-    s.k = c.take<Elem>(keys * stride);
-    s.v = c.take<Elem>(keys * v_stride);
-    s.k_direct = c.take<Elem>(keys * stride);
+    s.staging = c.take<Elem>(kParts * Panels<Target>::kPanel * max_of(stride, v_stride));
+    s.k = c.take<Elem>(kParts * keys * stride);
+    s.v = c.take<Elem>(kParts * keys * v_stride);
+    s.k_direct = c.take<Elem>(kParts * keys * stride);
     s.loaded = c.take<index_t>(1);
     s.asks = c.take<RowsInTurn>(1);
     s.sums = take_sums(c);
     if (split || (Target::kTiled && most_chunks > 1)) s.chunk = take_sums(c);
     s.scores = c.take<Real>(kRows * pitch);
     s.dp = c.take<Real>(kRows * pitch);
-    s.p_rows = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kRows * queries);
-    s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kRows * queries);
+    s.p_rows = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(kParts * kRows * queries);
+    s.ds_rows = kInPlace ? reinterpret_cast<Elem*>(s.dp) : c.take<Elem>(kParts * kRows * queries);
     s.ds = c.take<Elem>(ScoreGradients<Target>::elems(keys, queries));
     s.dropout = c.take<std::uint8_t>(round_up(keys, 64) * queries / 8);  // Strips read bits of rows past the keys.
     s.addend = addend.columns_given() ? c.take<Real>(tiles.keys * (addend.columns_differ() ? queries : 1)) : nullptr;

@@ -93,7 +93,7 @@ struct Exponentials {
     sum[Row] = sum[Row] + p;
     done[vector] = p;
     if (vector < kVectors - 1) return;
-    Format::store_all(probabilities + Row * stride, done);
+    Format::store_all(probabilities + Row * stride, 0, done);
     if (Row == N - 1) go_on(kVectors);
   }
   template <int Row, class Keep>

@@ -244,9 +244,10 @@ class Forward {
     const index_t keys = plan_.tiles.keys, k_len = p_.sequence(units_.b(nth / blocks_of_unit())).k_len;
     const index_t blocks = ceil_div(k_len, keys), splits = splits_of(k_len);
     const auto begin_of = [&](index_t n) { return min_of(n, splits) * blocks / splits * keys; };
-    const Range range{begin_of(split), begin_of(split + 1)};
     for (index_t i = 0; i < count; ++i) begin_block(nth + i, plan_.slot(s, i));
-    if (plan_.approach == Approach::direct) return direct_.attend(count, range, s);
+    const Range range{begin_of(split), begin_of(split + 1)};
+    if constexpr (most_rows<Target>(Approach::direct) > 0)
+      if (plan_.approach == Approach::direct) return direct_.attend(count, range, s);
     attend(*s.block, range, s);
   }
 
@@ -294,8 +295,7 @@ class Forward {
     return block;
   }
 
-  // Calls each(first, count) for rows of a block that lie one after another in memory: the queries of a head, or the
-  // heads of a query.
+  // Calls each(first, count) for rows of a block that are neighbours in memory: queries of a head, or heads of a query.
   template <class Each>
   FA_INLINE void each_run(const Block& block, const Each& each) const {
     const index_t run = block.heads == 1 ? block.rows : block.heads;

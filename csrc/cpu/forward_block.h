@@ -17,9 +17,10 @@
 
 namespace flash_attn::cpu {
 
-// Rows per key head up to which a strip as high as tiles would be half empty at best: rows of K and V are better read
-// where they are, by vectors.
-inline constexpr index_t kTooFewForTiles = 16;
+// Rows per key head up to which vectors are faster: a strip as high as tiles would be half empty at best. Tiles of fp32
+// are up to twice as fast as vectors only, and so for whole blocks of rows that others have packed K and V for.
+template <class Target>
+inline constexpr index_t kTooFewForTiles = Target::kParts > 2 ? kRowsTogether : 16;
 
 // Most rows per key head of an approach. Direct sums are in another order than backward's, which the reference
 // precision does not allow itself; tiles read packed panels only.
@@ -153,7 +154,7 @@ struct ForwardPlan {
         tiles(tiles_for(executor.num_threads)),
         alone(how == Approach::packed && can_pack_alone(executor.num_threads)),
         packed(p, format, keys_to_hold(), !(alone && has_window() && asks_between_products()), pairs),
-        q_stride(round_up(p.D, kWidth)),
+        q_stride(Target::kParts * round_up(p.D, kWidth)),
         o_stride(round_up(p.Dv, kWidth)),
         query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)) {}
 
@@ -190,7 +191,7 @@ struct ForwardPlan {
   }
 
   Tiles tiles_for(int threads) const {
-    Tiles t = forward_tiles(approach, p.D, p.Dv, sizeof(Elem), kRows);
+    Tiles t = forward_tiles(approach, p.D, p.Dv, Target::kSize, kRows, p.window_left < 0);
     if (approach == Approach::packed && has_window()) t.keys = max_of(t.keys, keys_of_window());
     if (approach != Approach::direct)  // Direct loops know kDirectKeys.
       t.keys = min_of(t.keys, round_up(max_of<index_t>(units.longest_k(), 1), kKeyAlign));
@@ -215,7 +216,7 @@ struct ForwardPlan {
   index_t all_keys() const { return round_up(units.longest_k(), kKeyAlign); }
   // Whether queries of a sequence are in the lanes.
   bool in_lanes(const Sequence& sequence) const {
-    const Tiles whole = forward_tiles(approach, p.D, p.Dv, sizeof(Elem), kRows);
+    const Tiles whole = forward_tiles(approach, p.D, p.Dv, Target::kSize, kRows, p.window_left < 0);
     return !f.s_dmask && takes_lanes(p, sequence, approach, whole, Lanes<Target>::kMostDepth, sizeof(Elem));
   }
   index_t count_in_lanes() const {
@@ -234,7 +235,7 @@ struct ForwardPlan {
   index_t keys_of_window() const {
     constexpr index_t kMostBytes = index_t(768) << 10;
     const index_t keys = round_up(p.window_left + p.window_right + kQueryAlign + kKeyAlign - 1, kKeyAlign);
-    return keys <= most_strip_keys(kRows) && keys * (p.D + p.Dv) * index_t(sizeof(Elem)) <= kMostBytes ? keys : 0;
+    return keys <= most_strip_keys(kRows) && keys * (p.D + p.Dv) * Target::kSize <= kMostBytes ? keys : 0;
   }
   // Keys that a block of queries sees; fewer than all only as whole parts, wherever in a part they begin, and, unless
   // all queries are in the lanes, whose sums end elsewhere, as whole sums (gemm.h): where packed keys turn, which
@@ -277,12 +278,11 @@ struct ForwardPlan {
     s.stream = c.take<const void*>(direct ? 2 * kDirectKeys + kRowsAhead : 0);
     const index_t scores = (direct ? queries : kRows) * score_stride();
     s.scores = c.take<Real>(scores);
-    const index_t probabilities = Target::kTiled ? kRows * ProbabilityPitch<Target>() : scores;
+    const index_t probabilities = Target::kTiled ? kRows * ProbabilityPitch<Target>() * Target::kParts : scores;
     s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(probabilities);
     s.columns = c.take<Columns>(direct ? queries / kRows : 0);
     s.sums = c.take<Real>(direct ? queries * sums_stride<Target>(p.Dv) : 0);
-    s.dropout = c.take<std::uint8_t>(Target::kTiled ? kRows * ProbabilityPitch<Target>() / 8
-                                                    : kRowsAbreast<Target> * dropout_stride());
+    s.dropout = c.take<std::uint8_t>(Target::kTiled ? kRows * kKeysDrawn / 8 : kRowsAbreast<Target> * dropout_stride());
     s.addend = c.take<Real>(addend.given() ? tiles.keys : 0);
     if (lanes > 0) s.lanes = Lanes<Target>::carve(c, packed.depth(), o_stride);
     s.bytes = c.used();

@@ -189,10 +189,13 @@ class ForwardStrips {
     if constexpr (kOverlaps)
       if (block.rows - r >= kRows && !p_.dropout.active) return weigh_and_multiply(block, r, c, s);
     if (fresh(r, s)) clear(r, s);
-    if constexpr (Target::kTiled) return tiled_(block, r, c, s);
-    dot_products(block, r, c, s);
-    weigh(block, r, c, s);
-    multiply_values(block, r, c, 0, false, s);
+    if constexpr (Target::kTiled) {
+      tiled_(block, r, c, s);
+    } else {
+      dot_products(block, r, c, s);
+      weigh(block, r, c, s);
+      multiply_values(block, r, c, 0, false, s);
+    }
   }
 
   // O += P V in features from `first` on.

@@ -33,6 +33,7 @@ class ForwardTiled {
   using Scratch = ForwardScratch<Target>;
   static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows;
   static constexpr index_t kScores = ScorePitch<Target>(), kPending = ProbabilityPitch<Target>();
+  static constexpr index_t kRow = kPending * Target::kParts;  // Elements of a row of probabilities.
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
   // How far weights may exceed 1, as a power of two.
   static constexpr Real kHighest = 8;
@@ -45,12 +46,13 @@ class ForwardTiled {
     Strip strip{block, r, min_of(kRows, block.rows - r), c, s, {}, {}, {}, true};
     for (index_t t = 0; t < strip.rows; ++t) strip.row[t] = row_of(block, r + t, c.origin, s);
     if (strip.rows < kRows) strip.row[strip.rows].rule = block.rules;  // It may be the second of a pair.
-    fill(s.probabilities, strip.rows * kPending, kRows * kPending, Elem{});
+    fill(s.probabilities, strip.rows * kRow, kRows * kRow, Elem{});
     if (alibi_) look_about_diagonal(strip);
     for (index_t first = c.begin / kPending * kPending; first < c.end; first += kPending) {
       strip.waiting = {max_of(first, c.begin), max_of(first, c.begin)};
       const index_t end = min_of(first + kPending, c.end);
-      if (p_.dropout.active) draw_dropout(strip, first, end - first);
+      if (p_.dropout.active && (first <= c.begin || first % kKeysDrawn == 0))
+        draw_dropout(strip, first / kKeysDrawn * kKeysDrawn);
       for (index_t n = first; n < end; n += kScores)
         if (n + kScores > c.begin) meet(strip, {max_of(n, c.begin), min_of(n + kScores, end)});
       multiply_values(strip);
@@ -185,8 +187,8 @@ class ForwardTiled {
                             V (&top)[2]) const {
     const index_t vectors = Kind::kWhole ? kScores / W : (columns.end - columns.begin) / W;
     const Real* const products = strip.s.scores + t * kScores;
-    Elem* const to = strip.s.probabilities + t * kPending + columns.begin % kPending;
-    const std::uint8_t* const kept = strip.s.dropout + t * (kPending / 8);
+    Elem* const to = strip.s.probabilities + t * kRow + columns.begin % kPending;
+    const std::uint8_t* const kept = strip.s.dropout + t * (kKeysDrawn / 8);
     for (int i = 0; i < 2; ++i) {
       const Row row = strip.row[t + i];
       V sums[kStep], tops[kStep];
@@ -200,9 +202,9 @@ class ForwardTiled {
           sums[v] = sums[v] + weights[v];
           if constexpr (Kind::kDropped)
             weights[v] =
-                Simd::keep_where(weights[v], kept + i * (kPending / 8), (columns.begin + (n + v) * W) % kPending);
+                Simd::keep_where(weights[v], kept + i * (kKeysDrawn / 8), (columns.begin + (n + v) * W) % kKeysDrawn);
         }
-        Format::store_all(to + i * kPending + n * W, weights);
+        Format::store_all(to + i * kRow + n * W, kPending, weights);
       }
       for (int v = 1; v < kStep; ++v) sums[0] = sums[0] + sums[v], tops[0] = vmax(tops[0], tops[v]);
       sum[i] = sum[i] + sums[0];
@@ -249,19 +251,19 @@ class ForwardTiled {
     if (strip.waiting.empty()) return;
     const Panels<Target> v = plan_.v(strip.block, strip.c);
     plan_.each_run(strip.block, strip.c.origin, strip.waiting, [&](Range part, index_t at) {
-      multiply_strip<Target, true>({strip.s.probabilities + part.begin % kPending, kPending, kStep}, v, at + part.begin,
+      multiply_strip<Target, true>({strip.s.probabilities + part.begin % kPending, kRow, kStep}, v, at + part.begin,
                                    at + part.end, 0, plan_.o_stride, strip.s.o + strip.r * plan_.o_stride,
                                    plan_.o_stride);
     });
     strip.waiting.begin = strip.waiting.end;
   }
 
-  // Which probabilities of columns [first, first + count) are kept, kPending bits a row.
-  void draw_dropout(const Strip& strip, index_t first, index_t count) const {
+  // Which probabilities of the columns from `first` on are kept.
+  void draw_dropout(const Strip& strip, index_t first) const {
     const Block& block = strip.block;
     for (index_t t = 0; t < strip.rows; ++t)
       dropout_row<Simd, Target>(p_.dropout, block.b, block.head(strip.r + t), block.query(strip.r + t),
-                                strip.c.origin + first, count, strip.s.dropout + t * (kPending / 8));
+                                strip.c.origin + first, kKeysDrawn, strip.s.dropout + t * (kKeysDrawn / 8));
   }
 
   const ForwardPlan<Target>& plan_;

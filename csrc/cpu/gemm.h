@@ -133,8 +133,8 @@ FA_INLINE void multiply_panel(index_t first_step, index_t last_step, A a, const 
 
 // A packed B of `depth` k (a multiple of kStep) by `columns` (a multiple of W): panels of Target::kPanel columns one
 // after another, the last one as wide as what is left; inside a panel k-steps, inside a k-step columns, inside a column
-// its k. A single vector would not fill the pipelines: where one is left, the last panel takes another from the one
-// before.
+// its k. Numbers in parts have them one after another in depth, each as deep as the matrix. A single vector would not
+// fill the pipelines: where one is left, the last panel takes another from the one before.
 template <class Target>
 struct Panels {
   using Elem = typename Target::Elem;

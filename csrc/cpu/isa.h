@@ -39,8 +39,13 @@ const Kernels& portable_f64_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
+// In tiles, by the number of bf16 that make a multiplicand: for bf16 1, for fp16 2, for fp32 3.
 const Kernels& amx_bf16_kernels();
+const Kernels& amx_bf16_fp16_kernels();
+const Kernels& amx_bf16_fp32_kernels();
 const Kernels& amx_bf16_emulated_kernels();
+const Kernels& amx_bf16_emulated_fp16_kernels();
+const Kernels& amx_bf16_emulated_fp32_kernels();
 #endif
 
 }  // namespace flash_attn::cpu

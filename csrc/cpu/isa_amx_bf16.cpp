@@ -3,7 +3,7 @@
 namespace flash_attn::cpu {
 
 const Kernels& amx_bf16_kernels() {
-  static constexpr Kernels kernels = kernels_of<AmxBf16>("amx_bf16", "bf16 products, fp32 sums");
+  static constexpr Kernels kernels = kernels_of<AmxBf16<1>>("amx_bf16", "bf16 products, fp32 sums");
   return kernels;
 }
 

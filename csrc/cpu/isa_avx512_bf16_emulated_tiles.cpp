@@ -4,7 +4,7 @@ namespace flash_attn::cpu {
 
 const Kernels& amx_bf16_emulated_kernels() {
   static constexpr Kernels kernels =
-      kernels_of<EmulatedAmxBf16>("amx_bf16_emulated", "bf16 products, fp32 sums, tile instructions emulated");
+      kernels_of<EmulatedAmxBf16<1>>("amx_bf16_emulated", "bf16 products, fp32 sums, tile instructions emulated");
   return kernels;
 }
 

@@ -22,7 +22,7 @@ struct Scalars {
   using Elem = typename Simd::Real;
   using Real = typename Simd::Real;
   using V = typename Simd::V;
-  static constexpr int kStep = 1, kStepsPerSum = kScalarsPerSum;
+  static constexpr int kStep = 1, kStepsPerSum = kScalarsPerSum, kParts = 1;
 
   static FA_INLINE V broadcast(const Elem* a) { return V(*a); }
   static FA_INLINE V load(const Elem* b) { return Simd::load(b); }
@@ -30,7 +30,7 @@ struct Scalars {
   static FA_INLINE void store(Elem* p, V x) { Simd::store(p, x); }
   static FA_INLINE void store_first(Elem* p, V x, index_t n) { Simd::store_first(p, x, n); }
   static FA_INLINE void stream(Elem* p, V x) { Simd::stream(p, x); }
-  static FA_INLINE void store_all(Elem* p, const V (&x)[kStep]) { store(p, x[0]); }
+  static FA_INLINE void store_all(Elem* p, index_t, const V (&x)[kStep]) { store(p, x[0]); }
   static FA_INLINE void store_rows(Elem* p, index_t stride, V x, V y) { store(p, x), store(p + stride, y); }
   static FA_INLINE void store_step(Elem* p, const V* x) { store(p, *x); }
   static FA_INLINE V tanh_of_product(V x, V factor) { return vtanh(x * factor); }
@@ -49,7 +49,7 @@ struct Bf16Pairs {
   using Real = float;
   using V = Avx512Vector;
   // Of multiplicands that were rounded to 8 bits, a sum over 512 rounds nothing that would show.
-  static constexpr int kStep = 2, kStepsPerSum = 256;
+  static constexpr int kStep = 2, kStepsPerSum = 256, kParts = 1;
 
   static FA_INLINE __m512i broadcast(const Elem* a) {
     std::int32_t pair;
@@ -68,7 +68,7 @@ struct Bf16Pairs {
   }
   static FA_INLINE void stream(Elem* p, V x) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), round(x)); }
   // One after the other.
-  static FA_INLINE void store_all(Elem* p, const V (&x)[kStep]) { _mm512_storeu_si512(p, round(x[0], x[1])); }
+  static FA_INLINE void store_all(Elem* p, index_t, const V (&x)[kStep]) { _mm512_storeu_si512(p, round(x[0], x[1])); }
   static FA_INLINE void store_rows(Elem* p, index_t stride, V x, V y) {
     const __m512i both = round(x, y);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(both));
@@ -76,6 +76,10 @@ struct Bf16Pairs {
   }
   // Not to the last place, which bf16 does not show; the LSE, which is fp32, stays within its tolerance.
   static FA_INLINE V tanh_of_product(V x, V factor) { return tanh_by_exp2(x, factor); }
+  template <class Store>
+  static FA_INLINE void each_part(V x, V y, const Store& store) {
+    store(0, x, y);
+  }
   // Lane by lane the pair (x, y): two rows of a matrix as k-steps of its transpose.
   static FA_INLINE void store_pairs(Elem* p, V x, V y) { _mm512_storeu_si512(p, in_pairs(round(x, y))); }
   // kStep rows of a matrix as one k-step of its transpose.
@@ -97,6 +101,52 @@ struct Bf16Pairs {
                                                              21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                              11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both);
+  }
+};
+
+// Numbers as sums of so many bf16, the greatest first: two hold every fp16, three every fp32 that is not below 2^-110.
+// A row has its first parts, then its second ones, ... An infinity has no such parts: its products are NaN.
+template <int Parts>
+struct Bf16Parts : Bf16Pairs {
+  static constexpr int kParts = Parts;
+
+  // Parts of x at p[part * stride], rounded to nearest, so that neglected products of small ones (tiles.h) have either
+  // sign.
+  static FA_INLINE void store_parts(Elem* p, index_t stride, V x, index_t n) {
+    for (int part = 0; part < Parts; ++part, p += stride) {
+      const __m256i rounded = round(Parts > 2 && part == 0 ? within_bf16(x) : x);
+      _mm256_mask_storeu_epi16(p, Avx512Simd::first(n), rounded);
+      x = x - V(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16)));
+    }
+  }
+  static FA_INLINE void store_all(Elem* p, index_t stride, const V (&x)[kStep]) {
+    each_part(x[0], x[1], [&](int part, V low, V high) { _mm512_storeu_si512(p + part * stride, round(low, high)); });
+  }
+  static FA_INLINE void store_rows(Elem* p, index_t stride, V x, V y) {
+    each_part(x, y,
+              [&](int part, V of_x, V of_y) { Bf16Pairs::store_rows(p + part * stride, Parts * stride, of_x, of_y); });
+  }
+  // store(part, x, y) for the parts of x and y, as numbers; all but the last part are cut off, which takes fewer
+  // instructions than rounding.
+  template <class Store>
+  static FA_INLINE void each_part(V x, V y, const Store& store) {
+    for (int part = 0; part < Parts - 1; ++part) {
+      const V of_x = cut(x), of_y = cut(y);
+      store(part, of_x, of_y);
+      x = x - of_x, y = y - of_y;
+    }
+    store(Parts - 1, x, y);
+  }
+  static FA_INLINE V tanh_of_product(V x, V factor) { return vtanh(x * factor); }
+
+ private:
+  static FA_INLINE V cut(V x) {
+    return V(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(~0xffff))));
+  }
+  // The greatest fp32 would be rounded to infinity.
+  static FA_INLINE V within_bf16(V x) {
+    const V most(3.3895314e38f);
+    return vmax(V(0.0f) - most, vmin(most, x));  // NaN, the second operand, stays one.
   }
 };
 #endif

@@ -35,7 +35,7 @@ struct RowsOf {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
   using Simd = typename Target::Simd;
-  static constexpr int W = Simd::W;
+  static constexpr int W = Simd::W, kParts = Target::kParts;
 
   static void load_real(const void* source, index_t n, Real* out) {
     const T* in = static_cast<const T*>(source);
@@ -43,9 +43,14 @@ struct RowsOf {
     for (; i + W <= n; i += W) Simd::store(out + i, Simd::load(in + i));
     if (i < n) Simd::store_first(out + i, Simd::load_first(in + i, n - i), n - i);
   }
-  // A call of memcpy takes longer than to move a row of a usual length.
-  static FA_INLINE void load_row(const void* source, index_t n, Elem* out) {
-    if constexpr (std::is_same_v<Elem, T>) {
+  // The parts of a number are `part` elements apart. A call of memcpy takes longer than to move a row of a usual
+  // length.
+  static FA_INLINE void load_row(const void* source, index_t n, Elem* out, [[maybe_unused]] index_t part) {
+    if constexpr (kParts > 1) {
+      const T* in = static_cast<const T*>(source);
+      for (index_t i = 0; i < n; i += W)
+        Target::Format::store_parts(out + i, part, Simd::load_first(in + i, n - i), n - i);
+    } else if constexpr (std::is_same_v<Elem, T>) {
       constexpr index_t kPart = 64 / sizeof(T);
       const T* in = static_cast<const T*>(source);
       index_t i = 0;
@@ -61,8 +66,9 @@ struct RowsOf {
     const index_t ahead = rows_in_l1(row_bytes);
     for (index_t r = 0; r < rows; ++r, source += row_bytes, out += stride) {
       prefetch_rows_ahead(source, row_bytes, bytes, run - r, ahead);
-      load_row(source, n, out);
-      for (index_t i = n; i < stride; ++i) out[i] = {};
+      load_row(source, n, out, stride / kParts);
+      for (index_t part = 0; part < kParts; ++part)
+        for (index_t i = n; i < stride / kParts; ++i) out[part * (stride / kParts) + i] = {};
     }
   }
   // Multiplicands as products get them: of bf16, what is subnormal becomes 0.
@@ -116,6 +122,8 @@ template <class Target>
 RowFormat<Target> row_format(DType dtype) {
   if constexpr (std::is_same_v<typename Target::Real, double>) {
     return RowsOf<Target, double>::format();
+  } else if constexpr (Target::kParts > 1) {
+    return RowsOf<Target, std::conditional_t<Target::kParts == 2, Half, float>>::format();
   } else if constexpr (std::is_same_v<typename Target::Elem, BFloat16>) {
     return RowsOf<Target, BFloat16>::format();
   } else {
@@ -204,7 +212,8 @@ void pack_transposed_panel(const RowsToPack<Target>& rows, index_t steps, index_
   }
 }
 
-// B = rows^T: columns are the rows (padded to b.columns, a multiple of W), k runs over features (b.depth <= stride).
+// B = rows^T: columns are the rows (padded to b.columns, a multiple of W), k runs over features (b.depth <= stride) and
+// their parts.
 template <class Target>
 void pack_transposed(const typename Target::Elem* rows, index_t stride, const Panels<Target>& b) {
   for (index_t panel = 0; panel < b.count(); ++panel)
@@ -215,14 +224,16 @@ void pack_transposed(const typename Target::Elem* rows, index_t stride, const Pa
 // k-steps [k_begin, k_end) of B = rows, from rows that begin at k_begin: k runs over rows, columns are features.
 template <class Target>
 void pack_direct_rows(const RowsToPack<Target>& rows, index_t k_begin, index_t k_end, const Panels<Target>& b) {
-  for (index_t panel = 0; panel < b.count(); ++panel) {
-    auto* out = b.panel(panel) + k_begin * b.width(panel);
-    for (index_t k = 0; k < k_end - k_begin; k += b.kStep) {
-      if (panel == 0) rows.ask(k, b.kStep, b.columns * static_cast<index_t>(sizeof(*rows.data)));
-      for (index_t c = 0; c < b.width(panel); c += b.W, out += b.W * b.kStep)
-        Target::Format::gather_step(rows.data + k * rows.stride + b.begin(panel) + c, rows.stride, out);
+  const auto* from = rows.data;
+  for (index_t at = k_begin; at < b.depth; at += b.depth / Target::kParts, from += rows.stride / Target::kParts)
+    for (index_t panel = 0; panel < b.count(); ++panel) {
+      auto* out = b.panel(panel) + at * b.width(panel);
+      for (index_t k = 0; k < k_end - k_begin; k += b.kStep) {
+        if (panel == 0) rows.ask(k, b.kStep, b.columns * static_cast<index_t>(sizeof(*from)));
+        for (index_t c = 0; c < b.width(panel); c += b.W, out += b.W * b.kStep)
+          Target::Format::gather_step(from + k * rows.stride + b.begin(panel) + c, rows.stride, out);
+      }
     }
-  }
 }
 
 // Whether rows of x are as products take them, `stride` features of each.
@@ -247,7 +258,7 @@ RowsToPack<Target> rows_to_pack(const RowFormat<Target>& format, const Operand& 
 
 template <class Target>
 void pack_direct(const typename Target::Elem* rows, index_t stride, const Panels<Target>& b) {
-  pack_direct_rows<Target>({rows, stride}, 0, b.depth, b);
+  pack_direct_rows<Target>({rows, stride}, 0, b.depth / Target::kParts, b);
 }
 
 }  // namespace flash_attn::cpu

@@ -13,6 +13,7 @@ template <class Target>
 class PackedKeys {
   using Elem = typename Target::Elem;
   static constexpr index_t kWidth = Target::kWidth, kPanel = Target::kPanel, kPanels = kPackedKeys / kPanel;
+  static constexpr index_t kParts = Target::kParts;
 
  public:
   // `ask`: whether rows further on are to be asked for while packing, since nobody has before. `pairs`: whether sums
@@ -30,19 +31,21 @@ class PackedKeys {
   FA_INLINE index_t keys() const { return keys_; }
   FA_INLINE index_t depth() const { return depth_; }
   FA_INLINE index_t block_elems() const {
-    return keys_ * (depth_ + v_stride_) + (pairs_ ? PairSums<Target>::elems(keys_) : 0);
+    return keys_ * kParts * (depth_ + v_stride_) + (pairs_ ? PairSums<Target>::elems(keys_) : 0);
   }
   // Rows on their way from a tensor into a panel: few enough to stay in L1.
-  FA_INLINE index_t staging_elems() const { return kPanel * max_of(k_stride_, v_stride_); }
+  FA_INLINE index_t staging_elems() const { return kPanel * kParts * max_of(k_stride_, v_stride_); }
 
-  // K^T: features by keys; V: keys by features. `keys` of the block exist.
-  FA_INLINE Panels<Target> k(Elem* block, index_t keys) const { return {block, depth_, round_up(keys, kWidth)}; }
+  // K^T: features by keys; V: keys by features; both, in their depth, part by part. `keys` of the block exist.
+  FA_INLINE Panels<Target> k(Elem* block, index_t keys) const {
+    return {block, kParts * depth_, round_up(keys, kWidth)};
+  }
   FA_INLINE Panels<Target> v(Elem* block, index_t keys) const {
-    return {block + keys_ * depth_, round_up(keys, kWidth), v_stride_};
+    return {block + keys_ * kParts * depth_, kParts * round_up(keys, kWidth), v_stride_};
   }
 
   FA_INLINE PairSums<Target> pairs(Elem* block) const {
-    return PairSums<Target>::at(block + keys_ * (depth_ + v_stride_), keys_);
+    return PairSums<Target>::at(block + keys_ * kParts * (depth_ + v_stride_), keys_);
   }
 
   // Parts of kPackedKeys keys, as a worker packs them, of a sequence that has `keys` keys. More than fit go around: a
@@ -73,11 +76,13 @@ class PackedKeys {
       const index_t begin = k_panels.begin(panel), width = k_panels.width(panel);
       if (begin >= there) return;
       const index_t rows = min_of(width, there - begin);
-      const RowsToPack<Target> of_k = rows_of(p_.k, b, hk, first + begin, rows, width, p_.D, k_stride_, staging);
-      pack_transposed_panel(of_k, depth_ / k_panels.kStep, width, k_panels.panel(panel));
+      const RowsToPack<Target> of_k =
+          rows_of(p_.k, b, hk, first + begin, rows, width, p_.D, kParts * k_stride_, staging);
+      pack_transposed_panel(of_k, k_panels.depth / k_panels.kStep, width, k_panels.panel(panel));
       if constexpr (kHasPairs<Target>)
         if (pairs_) pairs(block).sum(k_panels.panel(panel), depth_, width, begin);
-      const RowsToPack<Target> of_v = rows_of(p_.v, b, hk, first + begin, rows, width, p_.Dv, v_stride_, staging);
+      const RowsToPack<Target> of_v =
+          rows_of(p_.v, b, hk, first + begin, rows, width, p_.Dv, kParts * v_stride_, staging);
       pack_direct_rows(of_v, begin, begin + width, v_panels);
     }
   }

@@ -15,18 +15,22 @@ class ScoreGradients {
   using Format = typename Target::Format;
   using V = typename Target::Simd::V;
   static constexpr index_t W = Target::Simd::W, kStep = Format::kStep, kRows = Target::kRows;
+  static constexpr index_t kParts = Target::kParts;
 
  public:
-  static FA_INLINE index_t elems(index_t keys, index_t queries) { return round_up(keys, kRows) * (queries + kRows); }
+  static FA_INLINE index_t elems(index_t keys, index_t queries) {
+    return kParts * round_up(keys, kRows) * (queries + kRows);
+  }
   FA_INLINE ScoreGradients(Elem* data, index_t keys, index_t queries)
       : data_(data),
-        query_stride_(Target::kTiled ? round_up(keys, kRows) : kStep),
+        query_stride_(Target::kTiled ? kParts * round_up(keys, kRows) : kStep),
         step_stride_(Target::kTiled ? kStep : (queries + kRows) * kStep) {}
 
   // Of the strip that begins at key n: queries [begin, end), multiples of W.
   FA_INLINE void clear(index_t n, index_t begin, index_t end) const {
     if constexpr (Target::kTiled) {
-      for (index_t i = begin; i < end; ++i) std::memset(at(n, i), 0, kRows * sizeof(Elem));
+      for (index_t i = begin; i < end; ++i)
+        for (index_t part = 0; part < kParts; ++part) std::memset(at(n, i) + part * of_part(), 0, kRows * sizeof(Elem));
     } else {
       V zeros[kRows];
       for (V& zero : zeros) zero = V(typename Target::Real(0));
@@ -37,9 +41,12 @@ class ScoreGradients {
   FA_INLINE void store(index_t n, index_t i, const V (&ds)[kRows]) const {
     if constexpr (Target::kTiled) {
       static_assert(kRows == W * kStep);
-      alignas(64) Elem steps[kRows * W];
-      for (int t = 0; t < kRows; t += 2) Format::store_pairs(steps + t * W, ds[t], ds[t + 1]);
-      Format::transpose(steps, kStep * W, at(n, i), query_stride_);
+      alignas(64) Elem steps[kParts][kRows * W];
+      for (int t = 0; t < kRows; t += 2)
+        Format::each_part(ds[t], ds[t + 1],
+                          [&](int part, V x, V y) { Format::store_pairs(steps[part] + t * W, x, y); });
+      for (index_t part = 0; part < kParts; ++part)
+        Format::transpose(steps[part], kStep * W, at(n, i) + part * of_part(), query_stride_);
     } else {
       for (index_t t = 0; t < kRows; t += kStep) Format::store_step(at(n + t, i), ds + t);
     }
@@ -48,6 +55,7 @@ class ScoreGradients {
   FA_INLINE StripA<Elem> rows(index_t i, index_t n) const { return {at(n, i), query_stride_, step_stride_}; }
 
  private:
+  FA_INLINE index_t of_part() const { return query_stride_ / kParts; }  // From a part of a row to the next, in tiles.
   FA_INLINE Elem* at(index_t key, index_t query) const {
     return data_ + key / kStep * step_stride_ + query * query_stride_;
   }

@@ -56,11 +56,11 @@ class BiasGradient {
         format_(row_format<Target>(p_.dtype)),
         bias_format_(table_format<Target>(p_.bias.dtype)),
         addend_(p_),
-        keys_(backward_tiles(p_.D, p_.Dv, sizeof(Elem), Target::kRows, true).keys),
+        keys_(backward_tiles(p_.D, p_.Dv, Target::kSize, Target::kRows, true).keys),
         depth_(round_up(p_.D, Target::kDepth)),
         v_depth_(round_up(p_.Dv, Target::kDepth)),
-        stride_(round_up(p_.D, kWidth)),
-        v_stride_(round_up(p_.Dv, kWidth)) {}
+        stride_(Target::kParts * round_up(p_.D, kWidth)),
+        v_stride_(Target::kParts * round_up(p_.Dv, kWidth)) {}
 
   void run() {
     const ScoreTable& d = f_.dbias;
@@ -89,8 +89,8 @@ class BiasGradient {
     Carver c(base);
     Scratch s{};
     s.rows = c.take<Elem>(keys_ * max_of(stride_, v_stride_));
-    s.k = c.take<Elem>(keys_ * depth_);
-    s.v = c.take<Elem>(keys_ * v_depth_);
+    s.k = c.take<Elem>(keys_ * Target::kParts * depth_);
+    s.v = c.take<Elem>(keys_ * Target::kParts * v_depth_);
     s.q = c.take<Elem>(kQueries * stride_);
     s.dout = c.take<Elem>(kQueries * v_stride_);
     s.scores = c.take<Real>(kRows * keys_);
@@ -141,10 +141,10 @@ class BiasGradient {
     const index_t row = r.sequence.k_begin + r.keys.begin;
     load_rows(format_, row_at(p_.k, format_.size, r.b, row, hk), p_.k.row_stride * format_.size, n, padded, p_.D,
               stride_, s.rows);
-    pack_transposed<Target>(s.rows, stride_, {s.k, depth_, padded});
+    pack_transposed<Target>(s.rows, stride_, {s.k, Target::kParts * depth_, padded});
     load_rows(format_, row_at(p_.v, format_.size, r.b, row, hk), p_.v.row_stride * format_.size, n, padded, p_.Dv,
               v_stride_, s.rows);
-    pack_transposed<Target>(s.rows, v_stride_, {s.v, v_depth_, padded});
+    pack_transposed<Target>(s.rows, v_stride_, {s.v, Target::kParts * v_depth_, padded});
   }
 
   void queries(const Reader& r, index_t first, const Scratch& s) const {
@@ -156,10 +156,10 @@ class BiasGradient {
     load_rows(format_, row_at(f_.dout, format_.size, r.b, row, r.h), f_.dout.row_stride * format_.size, rows, kQueries,
               p_.Dv, v_stride_, s.dout);
     for (index_t n = 0; n < rows; n += kRows) {
-      multiply_strip<Target, false>({s.q + n * stride_, stride_, kStep}, {s.k, depth_, padded}, 0, depth_, 0, padded,
-                                    s.scores, keys_);
-      multiply_strip<Target, false>({s.dout + n * v_stride_, v_stride_, kStep}, {s.v, v_depth_, padded}, 0, v_depth_, 0,
-                                    padded, s.dp, keys_);
+      multiply_strip<Target, false>({s.q + n * stride_, stride_, kStep}, {s.k, Target::kParts * depth_, padded}, 0,
+                                    depth_, 0, padded, s.scores, keys_);
+      multiply_strip<Target, false>({s.dout + n * v_stride_, v_stride_, kStep},
+                                    {s.v, Target::kParts * v_depth_, padded}, 0, v_depth_, 0, padded, s.dp, keys_);
       for (index_t t = n; t < min_of(n + kRows, rows); ++t)
         add_row(r, first + t, s.scores + (t - n) * keys_, s.dp + (t - n) * keys_, s,
                 s.sum + (f_.dbias.row_stride ? t : 0) * keys_);

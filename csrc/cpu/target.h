@@ -6,6 +6,7 @@
 //   kTall                      see TallStrips
 //   kPortable                  compiled for everything and measured nowhere: loops come in few variants
 //   Tiles, kTiled              tile registers, where the micro-kernel works in them (tiles.h)
+//   kParts, kSize              elements that make a number (Bf16Parts), and their bytes
 //   kDepth, kWidth             packed operands are padded with zeros to multiples of them, in k and in columns;
 //                              kWidth is a multiple of kDepth, since columns of scores become k
 #pragma once
@@ -36,6 +37,8 @@ struct Target {
   using Tiles = TilesT;
   static constexpr bool kTiled = !std::is_same_v<TilesT, NoTiles>;
   static constexpr bool kTall = !kTiled && SimdT::W == 16 && (Rows > PanelVectors);
+  static constexpr int kParts = Format::kParts;
+  static constexpr index_t kSize = sizeof(Elem) * kParts;
   static constexpr index_t kDepth = kTiled ? kTileDepth : FormatT::kStep;
   static constexpr index_t kWidth = kTiled ? kTileBlock : SimdT::W;
 };
@@ -57,10 +60,15 @@ using Avx512 = Target<Avx512Simd, Scalars<Avx512Simd>, 4, 4>;
 #endif
 #if defined(__AVX512BF16__)
 using Avx512Bf16 = Target<Avx512Simd, Bf16Pairs, 4, 4>;
-using EmulatedAmxBf16 = Target<Avx512Simd, Bf16Pairs, kTileBlock, 2, EmulatedTiles>;
+template <int Parts>
+using Bf16Multiplicands = std::conditional_t<Parts == 1, Bf16Pairs, Bf16Parts<Parts>>;
+// Numbers of 1, 2 or 3 bf16: what bf16, fp16 and fp32 take.
+template <int Parts>
+using EmulatedAmxBf16 = Target<Avx512Simd, Bf16Multiplicands<Parts>, kTileBlock, 2, EmulatedTiles>;
 #endif
 #if defined(__AVX512BF16__) && defined(__AMX_TILE__) && defined(__AMX_BF16__)
-using AmxBf16 = Target<Avx512Simd, Bf16Pairs, kTileBlock, 2, AmxTiles>;
+template <int Parts>
+using AmxBf16 = Target<Avx512Simd, Bf16Multiplicands<Parts>, kTileBlock, 2, AmxTiles>;
 #endif
 
 // How K and V reach the forward pass's products, by the rows that meet them per key head.
@@ -78,7 +86,7 @@ struct Tiles {
 // dV (backward) in half of a 1 MB L2.
 inline constexpr index_t kKeyAlign = 64;
 
-// Blocks of queries are this many or a power of two less.
+// Blocks of queries are this many, times or over a power of two.
 inline constexpr index_t kQueryAlign = 128;
 
 // Most keys of a block that is packed where it is used: as many as the ranges that are merged have.
@@ -107,24 +115,38 @@ FA_INLINE constexpr index_t most_strip_keys(index_t strip_rows) {
 template <class Target>
 using ScorePitch = std::integral_constant<index_t, Target::kTiled ? 64 : most_strip_keys(Target::kRows)>;
 template <class Target>
-using ProbabilityPitch = std::integral_constant<index_t, Target::kTiled ? 256 : most_strip_keys(Target::kRows)>;
+using ProbabilityPitch =
+    std::integral_constant<index_t, Target::kTiled ? Target::kParts == 1 ? 256 : 128 : most_strip_keys(Target::kRows)>;
 
-FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t elem_size, index_t strip_rows) {
+// Keys whose dropout bits tiles' strips have at a time, as many as are drawn together (dropout_bits.h).
+inline constexpr index_t kKeysDrawn = 256;
+
+// From first: whether all queries see keys from the first one on, wherever their blocks begin.
+FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t elem_size, index_t strip_rows,
+                              bool from_first) {
   if (approach == Approach::direct) return {kQueryAlign, kDirectKeys};
-  const index_t keys = (index_t(512) << 10) / ((D + Dv) * elem_size) / kKeyAlign * kKeyAlign;
+  constexpr index_t kLong = 768, kManyQueries = 4 * kQueryAlign;
+  const index_t bytes = (D + Dv) * elem_size, keys = (index_t(512) << 10) / bytes / kKeyAlign * kKeyAlign;
   const index_t strip = most_strip_keys(strip_rows);
   const index_t longest = approach == Approach::in_place ? min_of(kInPlaceKeys, strip) : strip;
-  return {kQueryAlign, max_of<index_t>(128, min_of(keys, longest))};
+  // Tiles are quicker than L3 and memory, from which long rows of K and V come, for each block of queries again. Where
+  // key blocks begin may depend on no more than kQueryAlign of them.
+  const bool far = strip_rows == kTileBlock && bytes >= kLong && from_first;
+  return {far ? kManyQueries : kQueryAlign, max_of<index_t>(128, min_of(keys, longest))};
 }
 
 // Small head dims have room for long blocks of queries, whose products are long loops; but P and dS of a strip, which
-// hold all queries of a block, stay in L1, and what is added to its scores, where queries have rows of that, in L2.
-// More queries than products of fp32 and fp64 sum at a time are several whole sums, into which backward_plan.h can cut
-// a block; bf16 sums all of a block.
+// hold all queries of a block, stay in L1 (tiles' are of all parts of numbers), and what is added to its scores, where
+// queries have rows of that, in L2. More queries than products of fp32 and fp64 sum at a time are several whole sums,
+// into which backward_plan.h can cut a block; bf16 and tiles sum all of a block. Processors with tiles have 2 MB of L2,
+// whatever numbers their multiplicands make.
 FA_INLINE Tiles backward_tiles(index_t D, index_t Dv, index_t elem_size, index_t strip_rows, bool addend_per_query) {
-  const index_t rows = (index_t(64) << 10) / (max_of(D, Dv) * elem_size) / kKeyAlign * kKeyAlign;
-  const index_t most_queries = strip_rows < kTileBlock && !addend_per_query ? 512 : 256;
-  const bool sums_parts = elem_size > index_t(sizeof(BFloat16)) && rows > kScalarsPerSum;
+  constexpr index_t kOfBf16 = sizeof(BFloat16);
+  const bool tiled = strip_rows == kTileBlock;
+  const index_t rows = (index_t(64) << 10) / (max_of(D, Dv) * (tiled ? kOfBf16 : elem_size)) / kKeyAlign * kKeyAlign;
+  const index_t in_l1 = tiled ? (index_t(16) << 10) / (kTileBlock * elem_size) / kKeyAlign * kKeyAlign : 512;
+  const index_t most_queries = addend_per_query ? min_of<index_t>(in_l1, 256) : in_l1;
+  const bool sums_parts = !tiled && elem_size > kOfBf16 && rows > kScalarsPerSum;
   const index_t queries = sums_parts ? rows / kScalarsPerSum * kScalarsPerSum : rows;
   return {max_of<index_t>(64, min_of(queries, most_queries)), max_of<index_t>(64, min_of<index_t>(rows, 256))};
 }

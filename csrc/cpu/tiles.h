@@ -8,11 +8,13 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <iterator>
+#include <limits>
 
 #include "cpu/gemm.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
-#include <immintrin.h>
+#if defined(__AVX512BF16__)
+#include "cpu/simd/avx512.h"
 #endif
 
 namespace flash_attn::cpu {
@@ -91,7 +93,8 @@ class AmxTiles {
 };
 #endif
 
-// The same registers and instructions in plain code, for machines that lack them: same loads, stores and order of sums.
+#if defined(__AVX512BF16__)
+// The same registers and instructions by vectors, for machines that lack them: same loads, stores and order of sums.
 // Subnormal numbers are kept, where the instruction takes them as zero.
 class EmulatedTiles {
  public:
@@ -120,29 +123,36 @@ class EmulatedTiles {
     for (index_t r = 0; r < kTileRows; ++r)
       std::memcpy(static_cast<char*>(to) + r * stride_bytes, tiles_[Tile] + r * kTileBytes, kTileBytes);
   }
-  // TDPBF16PS: even and odd k are summed apart, from zero, and then join C (Intel SDM volume 2).
+  // TDPBF16PS: even and odd k are summed apart, from zero, and then join C (Intel SDM volume 2). Out of line, for the
+  // compiler's time: kernels of numbers in parts have many of them.
   template <int Tile>
-  FA_INLINE void multiply_add() {
+  FA_NOINLINE void multiply_add() {
     check();
-    constexpr index_t kPairs = kTileDepth / 2;
-    BFloat16 a[kTileRows][kPairs][2], b[kPairs][kTileRows][2];
-    float c[kTileRows][kTileRows];
-    std::memcpy(a, tiles_[4 + Tile / 2], sizeof(a));
-    std::memcpy(b, tiles_[6 + Tile % 2], sizeof(b));
-    std::memcpy(c, tiles_[Tile], sizeof(c));
-    for (index_t r = 0; r < kTileRows; ++r) {
-      float even[kTileRows] = {}, odd[kTileRows] = {};
-      for (index_t k = 0; k < kPairs; ++k)
-        for (index_t n = 0; n < kTileRows; ++n) {
-          even[n] += to_float(a[r][k][0]) * to_float(b[k][n][0]);
-          odd[n] += to_float(a[r][k][1]) * to_float(b[k][n][1]);
+    constexpr index_t kPairs = kTileDepth / 2, kAbreast = 8;
+    using V = Avx512Vector;
+    const auto *a = elements(4 + Tile / 2), *b = elements(6 + Tile % 2);
+    float* const c = reinterpret_cast<float*>(tiles_[Tile]);
+    for (index_t first = 0; first < kTileRows; first += kAbreast) {
+      V even[kAbreast], odd[kAbreast];
+      for (int r = 0; r < kAbreast; ++r) even[r] = odd[r] = V(0.0f);
+      for (index_t k = 0; k < kPairs; ++k) {
+        V of_b[2];
+        Avx512Simd::split_pairs(Avx512Simd::load_pairs(b + k * kTileDepth), of_b);
+        for (int r = 0; r < kAbreast; ++r) {
+          const auto* const pair = a + (first + r) * kTileDepth + 2 * k;
+          even[r] = fma(V(to_float(pair[0])), of_b[0], even[r]);  // Products of two bf16 are exact.
+          odd[r] = fma(V(to_float(pair[1])), of_b[1], odd[r]);
         }
-      for (index_t n = 0; n < kTileRows; ++n) c[r][n] += even[n] + odd[n];
+      }
+      for (int r = 0; r < kAbreast; ++r) {
+        float* const row = c + (first + r) * kTileRows;
+        Avx512Simd::store(row, Avx512Simd::load(row) + (even[r] + odd[r]));
+      }
     }
-    std::memcpy(tiles_[Tile], c, sizeof(c));
   }
 
  private:
+  FA_INLINE const BFloat16* elements(int tile) const { return reinterpret_cast<const BFloat16*>(tiles_[tile]); }
   static FA_INLINE bool& configured() {
     static thread_local bool yes = false;
     return yes;
@@ -154,6 +164,7 @@ class EmulatedTiles {
 
   alignas(64) char tiles_[8][kTileRows * kTileBytes];
 };
+#endif
 
 template <class Target>
 concept Tiled = Target::kTiled;
@@ -181,63 +192,125 @@ struct TileBlock {
 // products and 4 stores on a Xeon).
 template <class Target, bool Accumulate, bool StoreLast, int Tile>
 FA_INLINE void begin_tile(typename Target::Tiles& tiles, const TileBlock& last, const TileBlock& block) {
-  const index_t bytes = block.stride * index_t(sizeof(float));
-  if constexpr (StoreLast) tiles.template store<Tile>(last.tile<Tile>(), bytes);
+  constexpr index_t kSize = sizeof(float);
+  if constexpr (StoreLast) tiles.template store<Tile>(last.tile<Tile>(), last.stride * kSize);
   if constexpr (Accumulate)
-    tiles.template load<Tile>(block.tile<Tile>(), bytes);
+    tiles.template load<Tile>(block.tile<Tile>(), block.stride * kSize);
   else
     tiles.template zero<Tile>();
 }
 
+// Which parts of A and of B (Bf16Parts) meet. The products of small ones come first, and one of both stays in its
+// tiles. Those are left out that are as small as what rounding to all parts would leave of a sum; of fp16 none where
+// both are inputs and the sum a score, which is as exact as its products then are.
+struct PartProduct {
+  int a, b;
+};
+template <int Parts, bool All>
+inline constexpr PartProduct kPartProducts[] = {{0, 0}};
+template <>
+inline constexpr PartProduct kPartProducts<2, true>[] = {{0, 1}, {1, 1}, {1, 0}, {0, 0}};
+template <>
+inline constexpr PartProduct kPartProducts<2, false>[] = {{0, 1}, {0, 0}, {1, 0}};
+template <bool All>
+inline constexpr PartProduct kPartProducts<3, All>[] = {{0, 2}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 0}};
+
+// Elements from a part to the next.
+struct PartStrides {
+  index_t a, b;
+};
+
 // Products of 32 k for a block of C; `begin` makes a tile ready for its first one.
-template <class Target, class Begin>
+template <class Target, bool All, class Begin>
 FA_INLINE void multiply_tiles(typename Target::Tiles& tiles, const typename Target::Elem* rows, index_t row_stride,
-                              const typename Target::Elem* columns, const Begin& begin) {
+                              const typename Target::Elem* columns, PartStrides parts, const Begin& begin) {
+  constexpr auto& products = kPartProducts<Target::kParts, All>;
   constexpr index_t kSize = sizeof(*rows), kB = kTileBlock * Target::Format::kStep;  // From a k-step to the next.
   const index_t a_bytes = row_stride * kSize;
-  tiles.template load<4>(rows, a_bytes);
-  tiles.template load<6>(columns, kB * kSize);
-  begin(std::integral_constant<int, 0>());
-  tiles.template multiply_add<0>();
-  tiles.template load<7>(columns + kB / 2, kB * kSize);
-  begin(std::integral_constant<int, 1>());
-  tiles.template multiply_add<1>();
-  tiles.template load<5>(rows + kTileRows * row_stride, a_bytes);
-  begin(std::integral_constant<int, 2>());
-  tiles.template multiply_add<2>();
-  begin(std::integral_constant<int, 3>());
-  tiles.template multiply_add<3>();
+  const auto multiply = [&](auto nth) {
+    constexpr int n = nth, last = n > 0 ? n - 1 : 0;
+    constexpr PartProduct part = products[n], before = products[last];
+    constexpr bool first = n == 0, loads_a = first || part.a != before.a, loads_b = first || part.b != before.b;
+    const auto *a = rows + part.a * parts.a, *b = columns + part.b * parts.b;
+    if constexpr (loads_a) tiles.template load<4>(a, a_bytes);
+    if constexpr (loads_b) tiles.template load<6>(b, kB * kSize);
+    if constexpr (first) begin(std::integral_constant<int, 0>());
+    tiles.template multiply_add<0>();
+    if constexpr (loads_b) tiles.template load<7>(b + kB / 2, kB * kSize);
+    if constexpr (first) begin(std::integral_constant<int, 1>());
+    tiles.template multiply_add<1>();
+    if constexpr (loads_a) tiles.template load<5>(a + kTileRows * row_stride, a_bytes);
+    if constexpr (first) begin(std::integral_constant<int, 2>());
+    tiles.template multiply_add<2>();
+    if constexpr (first) begin(std::integral_constant<int, 3>());
+    tiles.template multiply_add<3>();
+  };
+  each_part(multiply, std::make_integer_sequence<int, int(std::size(products))>());
 }
 
+// Sums of numbers of three parts join C by vectors, as many k at a time as vectors sum by themselves (gemm.h): each
+// product of parts that joined C in its tile would round it, six times as often as products of bf16 do. Ends of sums
+// are the same wherever the product begins, as there.
+template <class Target>
+inline constexpr index_t kTileSum = Target::kParts > 2 ? index_t(kScalarsPerSum) : std::numeric_limits<index_t>::max();
+
+// A block's sums on their way to C.
+struct TileSums {
+  alignas(kTileBytes) float sums[kTileBlock * kTileBlock];
+
+  FA_INLINE TileBlock block() { return {sums, kTileBlock}; }
+  template <class Simd>
+  FA_INLINE void join(const TileBlock& to) const {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    const float* from = sums;
+    float* c = to.c;
+    for (index_t r = 0; r < kTileBlock; ++r, from += kTileBlock, c += to.stride)
+      for (index_t n = 0; n < kTileBlock; n += Simd::W) Simd::store(c + n, Simd::load(c + n) + Simd::load(from + n));
+  }
+};
+
 // The micro-kernel's interface, in tiles; rows of A have k contiguous, and all extents are multiples of 32, none of
-// them 0.
+// them 0. Rows of A and the depth of B hold all parts of numbers; k counts numbers.
 template <class Target, bool Accumulate, bool FarC = false>
   requires Tiled<Target>
 void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin, index_t k_end,
                     index_t first, index_t last, float* c, index_t c_stride, bool = false) {
   static_assert(Target::kRows == kTileBlock && Target::kPanel == kTileBlock);
+  constexpr index_t kParts = Target::kParts, kSum = kTileSum<Target>;
+  constexpr bool kApart = Accumulate && kParts > 2;
+  const PartStrides parts{a.row_stride / kParts, b.depth / kParts * kTileBlock};
   typename Target::Tiles tiles;
+  [[maybe_unused]] TileSums apart;
   // Tile loads read what vectors and scalars wrote, which the compiler is to leave where it was.
   std::atomic_signal_fence(std::memory_order_seq_cst);
   TileBlock block{c, c_stride}, before{};
-  const auto multiply = [&](index_t panel, auto store_last) {
-    const auto *row = a.data, *column = b.panel(panel) + k_begin * kTileBlock;
-    multiply_tiles<Target>(tiles, row, a.row_stride, column, [&](auto tile) {
-      begin_tile<Target, Accumulate, decltype(store_last)::value, decltype(tile)::value>(tiles, before, block);
+  const auto to = [&] {  // Where the sums of the block before go from their tiles.
+    if constexpr (kApart) return apart.block();
+    return before;
+  };
+  const auto multiply = [&](index_t panel, index_t begin, index_t end, auto store_last) {
+    const auto *row = a.data + (begin - k_begin), *column = b.panel(panel) + begin * kTileBlock;
+    multiply_tiles<Target, !Accumulate>(tiles, row, a.row_stride, column, parts, [&](auto tile) {
+      begin_tile<Target, Accumulate && !kApart, decltype(store_last)::value, decltype(tile)::value>(tiles, to(), block);
     });
-    for (index_t k = k_begin + kTileDepth; k < k_end; k += kTileDepth) {
+    if constexpr (kApart && decltype(store_last)::value) apart.join<typename Target::Simd>(before);
+    for (index_t k = begin + kTileDepth; k < end; k += kTileDepth) {
       row += kTileDepth, column += kTileDepth * kTileBlock;
-      if constexpr (FarC) block.ask_for_next((k - k_begin) / kTileDepth - 1);
-      multiply_tiles<Target>(tiles, row, a.row_stride, column, [](auto) {});
+      if constexpr (FarC) block.ask_for_next((k - begin) / kTileDepth - 1);
+      multiply_tiles<Target, !Accumulate>(tiles, row, a.row_stride, column, parts, [](auto) {});
     }
     before = block;
-    block.c += kTileBlock;
   };
-  multiply(first / kTileBlock, std::false_type());
-  for (index_t panel = first / kTileBlock + 1; panel < last / kTileBlock; ++panel) multiply(panel, std::true_type());
-  const index_t bytes = c_stride * index_t(sizeof(float));
-  each_part([&](auto tile) { tiles.template store<decltype(tile)::value>(before.template tile<tile>(), bytes); },
+  for (index_t panel = first / kTileBlock; panel < last / kTileBlock; ++panel, block.c += kTileBlock)
+    for (index_t begin = k_begin, end; begin < k_end; begin = end) {
+      end = kApart ? min_of(k_end, (begin / kSum + 1) * kSum) : k_end;
+      before.c ? multiply(panel, begin, end, std::true_type()) : multiply(panel, begin, end, std::false_type());
+    }
+  const TileBlock last_sums = to();
+  const index_t bytes = last_sums.stride * index_t(sizeof(float));
+  each_part([&](auto tile) { tiles.template store<decltype(tile)::value>(last_sums.template tile<tile>(), bytes); },
             std::make_integer_sequence<int, 4>());
+  if constexpr (kApart) apart.join<typename Target::Simd>(before);
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 

@@ -20,8 +20,8 @@ from flash_attn import flash_attn_interface as interface
 module = interface.flash_attn_gpu
 AVAILABLE = module._cpu_isas()
 KNOWN = ("portable", "avx2", "avx512", "avx512_bf16", "amx_bf16_emulated", "amx_bf16")
-WITH_BF16_PRODUCTS = KNOWN[3:]
-with_tiles = pytest.mark.parametrize("isa", ("amx_bf16_emulated", "amx_bf16"), indirect=True)
+TILED = KNOWN[4:]
+with_tiles = pytest.mark.parametrize("isa", TILED, indirect=True)
 
 # A slice of the grid: every dtype, tails of vectors of every width, and each feature.
 SLICE = [
@@ -51,6 +51,8 @@ TILES = [
     for D, Dv in ((40, None), (64, None), (128, None), (256, None), (192, 128), (24, 72))
     for causal in (False, True)
 ]
+# Numbers in parts, as which fp16 and fp32 are multiplied there, take the same ways.
+TILES += [replace(c, dtype=dtype) for dtype in ("fp16", "fp32") for c in TILES if c.Hk == 1 and c.lengths[0][0] == 160]
 
 
 @pytest.fixture(params=KNOWN)
@@ -65,13 +67,13 @@ def isa(request):
 @pytest.mark.second_torch
 @pytest.mark.parametrize("case", [c.param() for c in SLICE])
 def test_slice(case, isa):
-    q = torch.zeros(1, 128, 1, 8, dtype=harness.TORCH_DTYPES[case.dtype])
+    q = torch.zeros(1, 128, 1, 64, dtype=harness.TORCH_DTYPES[case.dtype])
     used = flash_attn.explain(q, q, q).instruction_set
     if case.dtype == "fp64":
         assert used == "portable"  # the reference precision has one kernel
     else:
-        # Only bf16 has the BF16 dot product; others run the set below it.
-        assert used == ("avx512" if isa in WITH_BF16_PRODUCTS and case.dtype != "bf16" else isa)
+        # Only bf16 has the BF16 dot product; others run the set below it. In tiles they are sums of bf16.
+        assert used == ("avx512" if isa == "avx512_bf16" and case.dtype != "bf16" else isa)
     harness.check(case)
 
 
@@ -132,32 +134,52 @@ MIXED = Case(
 
 
 @with_tiles
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("settings", [{"causal": True}, {"window": (40, 9)}, {"alibi": "BH"}], ids=str)
-def test_tiles_equal_dense_per_sequence(settings, isa):
-    same_bits.check_equals_dense_per_sequence(replace(MIXED, **settings))
+def test_tiles_equal_dense_per_sequence(settings, dtype, isa):
+    same_bits.check_equals_dense_per_sequence(replace(MIXED, dtype=dtype, **settings))
 
 
 @with_tiles
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("settings", [{}, {"causal": True, "dropout_p": 0.2}], ids=str)
-def test_tiles_same_bits_for_every_thread_count(settings, isa):
-    same_bits.check_every_thread_count(replace(MIXED, **settings))
+def test_tiles_same_bits_for_every_thread_count(settings, dtype, isa):
+    same_bits.check_every_thread_count(replace(MIXED, dtype=dtype, **settings))
 
 
 @with_tiles
-def test_few_rows_do_not_use_tiles(isa):
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_few_rows_do_not_use_tiles(dtype, isa):
     def explained(queries, **lengths):
-        q, k = torch.zeros(2, queries, 8, 64, dtype=torch.bfloat16), torch.zeros(2, 300, 2, 64, dtype=torch.bfloat16)
+        t = harness.TORCH_DTYPES[dtype]
+        q, k = torch.zeros(2, queries, 8, 64, dtype=t), torch.zeros(2, 300, 2, 64, dtype=t)
         if lengths:
             q, k = q.flatten(0, 1), k.flatten(0, 1)
         return flash_attn.explain(q, k, k, **lengths)
 
-    few = explained(4)  # Four query heads of a key head: 16 rows.
-    assert few.instruction_set in ("avx512", "avx512_bf16") and any("no use" in reason for reason in few.reasons)
-    assert explained(5).instruction_set == isa
+    most = 16 if dtype == "fp32" else 4  # Of four query heads of a key head: 64 and 16 rows.
+    few = explained(most)
+    vectors = ("avx512", "avx512_bf16") if dtype == "bf16" else ("avx512",)
+    assert few.instruction_set in vectors and any("no use" in reason for reason in few.reasons)
+    assert explained(most + 1).instruction_set == isa
     cu_seqlens = torch.tensor([0, 30, 34], dtype=torch.int32)
     mixed = explained(17, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, max_seqlen_q=30, max_seqlen_k=30)
     assert mixed.instruction_set == isa
     assert any(f"run on the {few.instruction_set} kernels" in reason for reason in mixed.reasons)
+
+
+@with_tiles
+def test_narrow_fp32_does_not_use_tiles(isa):
+    def used(D, dtype=torch.float32):
+        q = torch.zeros(1, 512, 2, D, dtype=dtype, requires_grad=True)
+        found = flash_attn.explain(q, q, q)
+        assert found.backward.instruction_set == found.instruction_set
+        if found.instruction_set == "avx512":
+            assert any("faster than tiles" in reason for reason in found.reasons)
+        return found.instruction_set
+
+    assert used(16) == "avx512" and used(17) == isa
+    assert used(16, torch.float16) == used(16, torch.bfloat16) == isa
 
 
 def test_emulation_is_never_chosen():

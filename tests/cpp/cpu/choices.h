@@ -17,14 +17,12 @@ struct Choices {
   }
 };
 
-// Of fp32, or two of half as many.
-inline bool has_vectors_of_16(const std::string& isa) {
-  return isa.rfind("avx512", 0) == 0 || isa.rfind("amx", 0) == 0;
-}
+// Whether the set multiplies many rows in vectors of 16 fp32, or two of half as many; those with tiles do it in these.
+inline bool multiplies_in_vectors_of_16(const std::string& isa) { return isa.rfind("avx512", 0) == 0; }
 
 // Cores for which kernels of that instruction set and dtype take different ways.
 inline std::vector<cpu::Core> cores_that_differ(const std::string& isa, DType dtype) {
-  if (dtype == DType::f64 || !has_vectors_of_16(isa)) return {cpu::Core::other};
+  if (dtype == DType::f64 || !multiplies_in_vectors_of_16(isa)) return {cpu::Core::other};
   if (dtype == DType::f16) return {cpu::Core::other, cpu::Core::zen4, cpu::Core::zen5};
   return {cpu::Core::other, cpu::Core::zen5};
 }

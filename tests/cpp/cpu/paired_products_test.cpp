@@ -80,7 +80,7 @@ void with_pairs(const std::function<void()>& test) {
   const Choices restored;
   int sets = 0;
   for (const std::string& isa : cpu_instruction_sets()) {
-    if (!has_vectors_of_16(isa)) continue;
+    if (!multiplies_in_vectors_of_16(isa)) continue;
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
     test();
@@ -204,7 +204,7 @@ TEST(CpuPairs, AreExplained) {
   for (const std::string& isa : cpu_instruction_sets()) {
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
-    const bool there = has_vectors_of_16(isa);
+    const bool there = multiplies_in_vectors_of_16(isa);
     cpu::suppose_core(kPairs);
     EXPECT_EQ(says({1, 1, 1, 512, 512, 128, 128}), there);
     EXPECT_EQ(says({1, 1, 1, 512, 512, 64, 64}, causal()), there);

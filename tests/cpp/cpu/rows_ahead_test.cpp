@@ -305,7 +305,7 @@ TEST(DirectTilesTest, AreOfAllSizesAlike) {
   for (const index_t D : {8, 128, 576})
     for (const index_t elem_size : {2, 4})
       for (const index_t strip_rows : {4, 6})
-        EXPECT_EQ(forward_tiles(Approach::direct, D, D, elem_size, strip_rows).keys, kDirectKeys);
+        EXPECT_EQ(forward_tiles(Approach::direct, D, D, elem_size, strip_rows, true).keys, kDirectKeys);
 }
 
 }  // namespace
