@@ -96,15 +96,15 @@ class ForwardTiled {
     strip.waiting.end = columns.end;
   }
 
-  // With ALiBi the greatest scores are about the diagonal. Had their maxima to be found on the way there, from keys far
-  // away, all would be scaled anew every few keys.
+  // With ALiBi the greatest scores of a block are about the diagonal. Had their maxima to be found on the way there,
+  // from keys far away, all would be scaled anew every few keys.
   void look_about_diagonal(Strip& strip) const {
     const Columns& c = strip.c;
     const auto middle = static_cast<index_t>(strip.row[strip.rows / 2].diagonal);
     const index_t begin = min_of(max_of(middle, c.begin), c.end - 1) / kScores * kScores;
     const Range columns{max_of(begin, c.begin), min_of(begin + kScores, c.end)};
     multiply_keys(strip, columns);
-    as_kind(c, columns, [&](auto kind) { find_maxima<decltype(kind)>(strip, columns); });
+    as_kind(c, columns, [&](auto kind) { find_maxima<decltype(kind), true>(strip, columns); });
   }
 
   // Dot products, capped if they are to be.
@@ -137,10 +137,11 @@ class ForwardTiled {
 
   // Of vector n of the columns from `begin` on; products and addend are the row's.
   template <class Kind>
-  static FA_INLINE V exponent(const Row& row, const Real* products, const Real* addend, index_t begin, index_t n) {
+  static FA_INLINE V exponent(const Row& row, const ScoreRule<Real>& rule, const Real* products, const Real* addend,
+                              index_t begin, index_t n) {
     const V column = V(Real(begin + n * W)) + Simd::iota();
     V x = fma(Simd::load(products + n * W), V(row.factor), V(row.shift));
-    if constexpr (Kind::kAlibi) x = row.rule->add_alibi(x, V(row.diagonal) - column);
+    if constexpr (Kind::kAlibi) x = rule.add_alibi(x, V(row.diagonal) - column);
     if constexpr (Kind::kAdded) x = x + Simd::load(addend + n * W);
     if constexpr (Kind::kEdges) x = select_between(column, V(row.begin), V(row.end), x, V(-kInfinity));
     return x;
@@ -191,12 +192,13 @@ class ForwardTiled {
     const std::uint8_t* const kept = strip.s.dropout + t * (kKeysDrawn / 8);
     for (int i = 0; i < 2; ++i) {
       const Row row = strip.row[t + i];
+      const ScoreRule<Real> rule = *row.rule;  // A copy, which no store can change.
       V sums[kStep], tops[kStep];
       for (int v = 0; v < kStep; ++v) sums[v] = V(Real(0)), tops[v] = V(-kInfinity);
       for (index_t n = 0; n < vectors; n += kStep) {
         V weights[kStep];
         for (int v = 0; v < kStep; ++v) {
-          const V x = exponent<Kind>(row, products + i * kScores, addend[i], columns.begin, n + v);
+          const V x = exponent<Kind>(row, rule, products + i * kScores, addend[i], columns.begin, n + v);
           tops[v] = vmax(tops[v], x);
           weights[v] = softmax_weight(x);
           sums[v] = sums[v] + weights[v];
@@ -212,22 +214,22 @@ class ForwardTiled {
     }
   }
 
-  // Maxima of rows that have none yet.
-  template <class Kind>
+  // Maxima of rows that have none yet; of all of them, where these columns have greater scores than others.
+  template <class Kind, bool All = false>
   void find_maxima(Strip& strip, Range columns) const {
     strip.unsettled = false;
     for (index_t t = 0; t < strip.rows; ++t) {
       const SoftmaxState<Real>& state = strip.s.state[strip.r + t];
-      if (state.m > -kInfinity) continue;
+      if (!All && state.m > -kInfinity) continue;
       alignas(64) Real memory[kScores];
       const Real* const addend = Kind::kAdded ? addend_of(strip, t, columns, memory) : nullptr;
       Row row = strip.row[t];
       row.shift = Real(0);
       V top(-kInfinity);
       for (index_t n = 0; n < (columns.end - columns.begin) / W; ++n)
-        top = vmax(top, exponent<Kind>(row, strip.s.scores + t * kScores, addend, columns.begin, n));
+        top = vmax(top, exponent<Kind>(row, *row.rule, strip.s.scores + t * kScores, addend, columns.begin, n));
       const Real highest = Simd::reduce_max(top);
-      if (highest > state.m) raise(strip, t, highest);
+      if (highest > state.m + kHighest) raise(strip, t, highest);
       strip.unsettled = strip.unsettled || !(state.m > -kInfinity);
     }
   }
