@@ -87,18 +87,20 @@ const Kernels& tiled_kernels(Isa isa, int parts) {
   }
 }
 
-// Whether vectors of fp32 are faster than tiles, three bf16 to a number, of which half would be padding.
-bool prefers_vectors(const Problem& p) {
+// Whether vectors of fp32 are faster than tiles, three bf16 to a number: of few features, half of which would be
+// padding, and on some cores of any.
+bool prefers_vectors(Isa isa, const Problem& p) {
   constexpr index_t kNarrow = 16;
-  return p.dtype == DType::f32 && max_of(p.D, p.Dv) <= kNarrow;
+  const bool slow = isa == kAmxBf16 && core() == Core::golden_cove;
+  return p.dtype == DType::f32 && (slow || max_of(p.D, p.Dv) <= kNarrow);
 }
 
 // Kernels with bf16 products, where the set has them and they are of use.
 template <class Because>
 const Kernels* kernels_of_bf16_products(Isa isa, const Problem& p, const Because& because) {
   if (isa == kAmxBf16 || isa == kAmxBf16Emulated) {
-    if (prefers_vectors(p)) {
-      because("vectors of fp32 are faster than tiles for head dims up to 16");
+    if (prefers_vectors(isa, p)) {
+      because("vectors of fp32 are faster than tiles for head dims up to 16, and on Sapphire and Emerald Rapids");
       return nullptr;
     }
     const std::string tiles = isa == kAmxBf16 ? "the AMX-BF16 tiles" : "an emulation of the AMX-BF16 tiles";

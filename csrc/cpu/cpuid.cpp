@@ -78,7 +78,16 @@ std::uint32_t family() {
   return (signature >> 8 & 15) + (signature >> 20 & 255);
 }
 
+// Intel's model in family 6: its four bits and the extension above them (Intel SDM volume 2A, CPUID).
+std::uint32_t model() {
+  const std::uint32_t signature = cpuid(1, 0).a;
+  return (signature >> 4 & 15) | (signature >> 12 & 0xf0);
+}
+
 Core own_core() {
+  constexpr std::uint32_t kSapphireRapids = 0x8f, kEmeraldRapids = 0xcf;
+  if (made_by_intel() && family() == 6 && (model() == kSapphireRapids || model() == kEmeraldRapids))
+    return Core::golden_cove;
   if (!made_by_amd() || family() < 0x19) return Core::other;
   return family() > 0x19 ? Core::zen5 : Core::zen4;
 }

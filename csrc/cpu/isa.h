@@ -39,7 +39,7 @@ const Kernels& portable_f64_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
-// In tiles, by the number of bf16 that make a multiplicand: for bf16 1, for fp16 2, for fp32 3.
+// In tiles; a multiplicand of fp16 is the sum of two bf16, one of fp32 of three (Bf16Parts).
 const Kernels& amx_bf16_kernels();
 const Kernels& amx_bf16_fp16_kernels();
 const Kernels& amx_bf16_fp32_kernels();

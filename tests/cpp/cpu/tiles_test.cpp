@@ -26,6 +26,7 @@ void with_tiles(const std::function<void()>& test) {
     if (isa.rfind("amx", 0) != 0) continue;
     SCOPED_TRACE(isa);
     force_cpu_instruction_set(isa);
+    cpu::suppose_core(cpu::Core::other);
     test();
     ++sets;
   }
@@ -141,10 +142,28 @@ TEST(CpuTiles, AnInfiniteValueDoesNotBecomeFinite) {
   });
 }
 
+TEST(CpuTiles, AreNotForFp32WhereVectorsAreFaster) {
+  const Choices restored;
+  const auto set = [](cpu::Core core, DType dtype, std::int64_t D) {
+    cpu::suppose_core(core);
+    return explain(Inputs({1, 1, 1, 128, 128, D, D}, dtype).problem(1.0), Pass::forward).instruction_set;
+  };
+  with_tiles([&] {
+    const std::string tiles = set(cpu::Core::other, DType::bf16, 64);
+    const bool emulated = tiles != "amx_bf16";
+    EXPECT_EQ(set(cpu::Core::other, DType::f32, 64), tiles);
+    EXPECT_EQ(set(cpu::Core::other, DType::f32, 17), tiles);
+    EXPECT_EQ(set(cpu::Core::other, DType::f32, 16), "avx512");
+    EXPECT_EQ(set(cpu::Core::golden_cove, DType::f32, 64), emulated ? tiles : "avx512");
+    for (const DType dtype : {DType::bf16, DType::f16}) EXPECT_EQ(set(cpu::Core::golden_cove, dtype, 16), tiles);
+  });
+}
+
 TEST(CpuTiles, AreEmulatedToTheBit) {
   const Choices restored;
   const auto sets = cpu_instruction_sets();
   if (std::find(sets.begin(), sets.end(), "amx_bf16") == sets.end()) GTEST_SKIP() << "needs AMX-BF16";
+  cpu::suppose_core(cpu::Core::other);
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     SCOPED_TRACE(to_string(dtype));
     Inputs x({1, 2, 2, 150, 333, 80, 40}, dtype);
