@@ -244,8 +244,8 @@ class Forward {
     const index_t keys = plan_.tiles.keys, k_len = p_.sequence(units_.b(nth / blocks_of_unit())).k_len;
     const index_t blocks = ceil_div(k_len, keys), splits = splits_of(k_len);
     const auto begin_of = [&](index_t n) { return min_of(n, splits) * blocks / splits * keys; };
-    for (index_t i = 0; i < count; ++i) begin_block(nth + i, plan_.slot(s, i));
     const Range range{begin_of(split), begin_of(split + 1)};
+    for (index_t i = 0; i < count; ++i) begin_block(nth + i, plan_.slot(s, i));
     if constexpr (most_rows<Target>(Approach::direct) > 0)
       if (plan_.approach == Approach::direct) return direct_.attend(count, range, s);
     attend(*s.block, range, s);

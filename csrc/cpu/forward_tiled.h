@@ -137,11 +137,10 @@ class ForwardTiled {
 
   // Of vector n of the columns from `begin` on; products and addend are the row's.
   template <class Kind>
-  static FA_INLINE V exponent(const Row& row, const ScoreRule<Real>& rule, const Real* products, const Real* addend,
-                              index_t begin, index_t n) {
+  static FA_INLINE V exponent(const Row& row, const Real* products, const Real* addend, index_t begin, index_t n) {
     const V column = V(Real(begin + n * W)) + Simd::iota();
     V x = fma(Simd::load(products + n * W), V(row.factor), V(row.shift));
-    if constexpr (Kind::kAlibi) x = rule.add_alibi(x, V(row.diagonal) - column);
+    if constexpr (Kind::kAlibi) x = row.rule->add_alibi(x, V(row.diagonal) - column);
     if constexpr (Kind::kAdded) x = x + Simd::load(addend + n * W);
     if constexpr (Kind::kEdges) x = select_between(column, V(row.begin), V(row.end), x, V(-kInfinity));
     return x;
@@ -192,13 +191,12 @@ class ForwardTiled {
     const std::uint8_t* const kept = strip.s.dropout + t * (kKeysDrawn / 8);
     for (int i = 0; i < 2; ++i) {
       const Row row = strip.row[t + i];
-      const ScoreRule<Real> rule = *row.rule;  // A copy, which no store can change.
       V sums[kStep], tops[kStep];
       for (int v = 0; v < kStep; ++v) sums[v] = V(Real(0)), tops[v] = V(-kInfinity);
       for (index_t n = 0; n < vectors; n += kStep) {
         V weights[kStep];
         for (int v = 0; v < kStep; ++v) {
-          const V x = exponent<Kind>(row, rule, products + i * kScores, addend[i], columns.begin, n + v);
+          const V x = exponent<Kind>(row, products + i * kScores, addend[i], columns.begin, n + v);
           tops[v] = vmax(tops[v], x);
           weights[v] = softmax_weight(x);
           sums[v] = sums[v] + weights[v];
@@ -227,7 +225,7 @@ class ForwardTiled {
       row.shift = Real(0);
       V top(-kInfinity);
       for (index_t n = 0; n < (columns.end - columns.begin) / W; ++n)
-        top = vmax(top, exponent<Kind>(row, *row.rule, strip.s.scores + t * kScores, addend, columns.begin, n));
+        top = vmax(top, exponent<Kind>(row, strip.s.scores + t * kScores, addend, columns.begin, n));
       const Real highest = Simd::reduce_max(top);
       if (highest > state.m + kHighest) raise(strip, t, highest);
       strip.unsettled = strip.unsettled || !(state.m > -kInfinity);

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <iterator>
-#include <limits>
 
 #include "cpu/gemm.h"
 
@@ -248,13 +247,9 @@ FA_INLINE void multiply_tiles(typename Target::Tiles& tiles, const typename Targ
   each_part(multiply, std::make_integer_sequence<int, int(std::size(products))>());
 }
 
-// Sums of numbers of three parts join C by vectors, as many k at a time as vectors sum by themselves (gemm.h): each
-// product of parts that joined C in its tile would round it, six times as often as products of bf16 do. Ends of sums
-// are the same wherever the product begins, as there.
-template <class Target>
-inline constexpr index_t kTileSum = Target::kParts > 2 ? index_t(kScalarsPerSum) : std::numeric_limits<index_t>::max();
-
-// A block's sums on their way to C.
+// A block's sums on their way to C, where numbers have three parts: these join C by vectors, as many k at a time as
+// vectors sum by themselves (gemm.h). Each product of parts that joined C in its tile would round it, six times as
+// often as products of bf16 do. Sums end where they do wherever the product begins, as there.
 struct TileSums {
   alignas(kTileBytes) float sums[kTileBlock * kTileBlock];
 
@@ -276,7 +271,7 @@ template <class Target, bool Accumulate, bool FarC = false>
 void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>& b, index_t k_begin, index_t k_end,
                     index_t first, index_t last, float* c, index_t c_stride, bool = false) {
   static_assert(Target::kRows == kTileBlock && Target::kPanel == kTileBlock);
-  constexpr index_t kParts = Target::kParts, kSum = kTileSum<Target>;
+  constexpr index_t kParts = Target::kParts, kSum = kScalarsPerSum;
   constexpr bool kApart = Accumulate && kParts > 2;
   const PartStrides parts{a.row_stride / kParts, b.depth / kParts * kTileBlock};
   typename Target::Tiles tiles;

@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "attention_reference.h"
 #include "choices.h"
@@ -18,17 +19,21 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Runs a test for each instruction set with tiles.
-void with_tiles(const std::function<void()>& test) {
+constexpr std::int64_t kQueries = 96;  // Of each head: enough for tiles, also of fp32.
+
+// Runs a test for each instruction set with tiles and each dtype, which are to be multiplied there.
+void with_tiles(const std::vector<DType>& dtypes, const std::function<void(DType)>& test) {
   const Choices restored;
   int sets = 0;
   for (const std::string& isa : cpu_instruction_sets()) {
     if (isa.rfind("amx", 0) != 0) continue;
-    SCOPED_TRACE(isa);
-    force_cpu_instruction_set(isa);
-    cpu::suppose_core(cpu::Core::other);
-    test();
     ++sets;
+    for (const DType dtype : dtypes) {
+      SCOPED_TRACE(isa + ", " + to_string(dtype));
+      force_cpu_instruction_set(isa);
+      cpu::suppose_core(cpu::Core::other);
+      test(dtype);
+    }
   }
   if (sets == 0) GTEST_SKIP() << "needs AVX512-BF16, in which tiles are emulated";
 }
@@ -37,7 +42,6 @@ struct Output {
   Tensor out, lse, dq, dk, dv;
 };
 
-// 32 queries of each head, enough for tiles.
 struct Inputs {
   Shape shape;
   DType dtype;
@@ -61,6 +65,7 @@ struct Inputs {
     Output o{Tensor({shape.B, shape.Sq, shape.H, shape.Dv}, dtype), Tensor({shape.B, shape.H, shape.Sq}, DType::f32),
              Tensor({shape.B, shape.Sq, shape.H, shape.D}, dtype), Tensor({shape.B, shape.Sk, shape.H, shape.D}, dtype),
              Tensor({shape.B, shape.Sk, shape.H, shape.Dv}, dtype)};
+    EXPECT_EQ(explain(problem(scale), Pass::forward).instruction_set.rfind("amx", 0), 0u);
     ForwardArgs f;
     f.problem = problem(scale), f.out = o.out.view(), f.lse = o.lse.view();
     attention_forward(f, default_executor(1));
@@ -83,79 +88,75 @@ float any_number(std::mt19937& generator) {
 
 // The output of one key is its value, so all of the value's parts have to be there.
 TEST(CpuTiles, AValueIsAllOfItsParts) {
-  with_tiles([] {
-    for (const DType dtype : {DType::f16, DType::f32}) {
-      SCOPED_TRACE(to_string(dtype));
-      Inputs x({32, 32, 32, 32, 1, 32, 64}, dtype);
-      std::mt19937 generator(1);
-      for (std::int64_t i = 0; i < x.v.size(); ++i) {
-        const float half = to_float(bit_cast<Half>(std::uint16_t(i)));  // Each of them once.
-        x.v.set(i, dtype == DType::f32 ? any_number(generator) : std::isfinite(half) ? half : 0.0f);
-      }
-      if (dtype == DType::f32) x.v.set(0, std::numeric_limits<float>::max()), x.v.set(1, -0x1.fffffep127f);
-      const Output o = x.attend();
-      std::int64_t others = 0;
-      for (std::int64_t i = 0; i < o.out.size(); ++i) {
-        const std::int64_t feature = i % 64, head = i / 64 % 32, b = i / (64 * 32 * 32);
-        others += o.out.get(i) != x.v.get((b * 32 + head) * 64 + feature);
-      }
-      EXPECT_EQ(others, 0);
+  with_tiles({DType::f16, DType::f32}, [](DType dtype) {
+    constexpr std::int64_t kHeads = 32, kFeatures = 64;
+    Inputs x({32, kHeads, kHeads, kQueries, 1, 32, kFeatures}, dtype);
+    std::mt19937 generator(1);
+    for (std::int64_t i = 0; i < x.v.size(); ++i) {
+      const float half = to_float(bit_cast<Half>(std::uint16_t(i)));  // Each of them once.
+      x.v.set(i, dtype == DType::f32 ? any_number(generator) : std::isfinite(half) ? half : 0.0f);
     }
+    if (dtype == DType::f32) x.v.set(0, std::numeric_limits<float>::max()), x.v.set(1, -0x1.fffffep127f);
+    const Output o = x.attend();
+    std::int64_t others = 0;
+    for (std::int64_t i = 0; i < o.out.size(); ++i) {
+      const std::int64_t in_row = i % (kHeads * kFeatures), b = i / (kHeads * kFeatures * kQueries);
+      others += o.out.get(i) != x.v.get(b * kHeads * kFeatures + in_row);
+    }
+    EXPECT_EQ(others, 0);
   });
 }
 
 // The LSE of one key is its score.
 TEST(CpuTiles, AScoreHasAllProductsThatShow) {
-  with_tiles([] {
-    for (const DType dtype : {DType::f16, DType::f32}) {
-      SCOPED_TRACE(to_string(dtype));
-      Inputs x({1, 64, 64, 32, 1, 40, 32}, dtype);
-      std::mt19937 generator(2);
-      std::uniform_real_distribution<double> uniform(-8.0, 8.0);
-      for (std::int64_t h = 0; h < 64; ++h) {
-        x.k.set(h * 40 + h % 40, uniform(generator));
-        for (std::int64_t i = 0; i < 32; ++i) x.q.set((i * 64 + h) * 40 + h % 40, uniform(generator));
-      }
-      const Output o = x.attend();
-      double worst = 0.0;
-      for (std::int64_t h = 0; h < 64; ++h)
-        for (std::int64_t i = 0; i < 32; ++i) {
-          const double score = x.q.get((i * 64 + h) * 40 + h % 40) * x.k.get(h * 40 + h % 40);
-          worst = std::max(worst, std::abs(o.lse.get(h * 32 + i) - score) / std::max(1.0, std::abs(score)));
-        }
-      EXPECT_LE(worst, 2e-7);  // Roundings to log2 units and back.
+  with_tiles({DType::f16, DType::f32}, [](DType dtype) {
+    constexpr std::int64_t kHeads = 64, kFeatures = 40;
+    Inputs x({1, kHeads, kHeads, kQueries, 1, kFeatures, 32}, dtype);
+    std::mt19937 generator(2);
+    std::uniform_real_distribution<double> uniform(-8.0, 8.0);
+    const auto feature_of = [](std::int64_t row, std::int64_t h) {
+      return (row * kHeads + h) * kFeatures + h % kFeatures;
+    };
+    for (std::int64_t h = 0; h < kHeads; ++h) {
+      x.k.set(feature_of(0, h), uniform(generator));
+      for (std::int64_t i = 0; i < kQueries; ++i) x.q.set(feature_of(i, h), uniform(generator));
     }
+    const Output o = x.attend();
+    double worst = 0.0;
+    for (std::int64_t h = 0; h < kHeads; ++h)
+      for (std::int64_t i = 0; i < kQueries; ++i) {
+        const double score = x.q.get(feature_of(i, h)) * x.k.get(feature_of(0, h));
+        worst = std::max(worst, std::abs(o.lse.get(h * kQueries + i) - score) / std::max(1.0, std::abs(score)));
+      }
+    EXPECT_LE(worst, 2e-7);  // Roundings to log2 units and back.
   });
 }
 
 TEST(CpuTiles, AnInfiniteValueDoesNotBecomeFinite) {
-  with_tiles([] {
-    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
-      Inputs x({1, 1, 1, 32, 40, 32, 32}, dtype);
-      x.v.set(5 * 32 + 3, kInfinity);
-      const Output o = x.attend();
-      for (std::int64_t i = 0; i < 32; ++i) {
-        EXPECT_FALSE(std::isfinite(o.out.get(i * 32 + 3))) << to_string(dtype);
-        EXPECT_EQ(o.out.get(i * 32 + 4), 0.0) << to_string(dtype);
-      }
+  with_tiles({DType::bf16, DType::f16, DType::f32}, [](DType dtype) {
+    Inputs x({1, 1, 1, kQueries, 40, 32, 32}, dtype);
+    x.v.set(5 * 32 + 3, kInfinity);
+    const Output o = x.attend();
+    for (std::int64_t i = 0; i < kQueries; ++i) {
+      EXPECT_FALSE(std::isfinite(o.out.get(i * 32 + 3)));
+      EXPECT_EQ(o.out.get(i * 32 + 4), 0.0);
     }
   });
 }
 
 TEST(CpuTiles, AreNotForFp32WhereVectorsAreFaster) {
-  const Choices restored;
-  const auto set = [](cpu::Core core, DType dtype, std::int64_t D) {
-    cpu::suppose_core(core);
-    return explain(Inputs({1, 1, 1, 128, 128, D, D}, dtype).problem(1.0), Pass::forward).instruction_set;
-  };
-  with_tiles([&] {
-    const std::string tiles = set(cpu::Core::other, DType::bf16, 64);
-    const bool emulated = tiles != "amx_bf16";
-    EXPECT_EQ(set(cpu::Core::other, DType::f32, 64), tiles);
-    EXPECT_EQ(set(cpu::Core::other, DType::f32, 17), tiles);
-    EXPECT_EQ(set(cpu::Core::other, DType::f32, 16), "avx512");
-    EXPECT_EQ(set(cpu::Core::golden_cove, DType::f32, 64), emulated ? tiles : "avx512");
-    for (const DType dtype : {DType::bf16, DType::f16}) EXPECT_EQ(set(cpu::Core::golden_cove, dtype, 16), tiles);
+  with_tiles({DType::bf16, DType::f16, DType::f32}, [](DType dtype) {
+    const auto tiled = [dtype](cpu::Core core, std::int64_t D) {
+      cpu::suppose_core(core);
+      Inputs x({1, 1, 1, kQueries, 128, D, D}, dtype);
+      return explain(x.problem(1.0), Pass::forward).instruction_set.rfind("amx", 0) == 0;
+    };
+    const bool always = dtype != DType::f32;
+    Inputs bf16({1, 1, 1, kQueries, 128, 64, 64}, DType::bf16);
+    const bool emulated = explain(bf16.problem(1.0), Pass::forward).instruction_set == "amx_bf16_emulated";
+    EXPECT_TRUE(tiled(cpu::Core::other, 17));
+    EXPECT_EQ(tiled(cpu::Core::other, 16), always);
+    EXPECT_EQ(tiled(cpu::Core::golden_cove, 64), always || emulated);
   });
 }
 
