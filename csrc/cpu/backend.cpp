@@ -131,8 +131,12 @@ const Rotations& rotations() {
 // Of the sequences for which forward has no use of `kernels`.
 const Kernels& few_rows_kernels([[maybe_unused]] const Problem& p, const Kernels& kernels) {
 #if defined(FLASH_ATTN_X86)
-  if (kernels.least_rows > 0)
-    return p.dtype == DType::bf16 && features().bf16_dot_is_fast ? avx512_bf16_kernels() : avx512_kernels();
+  if (kernels.least_rows > 0) {
+    const bool bf16 = p.dtype == DType::bf16;
+    if (bf16 && kernels.backward.run)
+      return current_isa() == kAmxBf16Emulated ? amx_bf16_emulated_few_kernels() : amx_bf16_few_kernels();
+    return bf16 && features().bf16_dot_is_fast ? avx512_bf16_kernels() : avx512_kernels();
+  }
 #endif
   return kernels;
 }
@@ -160,16 +164,26 @@ const Kernels& choose_kernels(const Problem& p, std::vector<std::string>* reason
 }
 
 // The kernels of the longest sequence of a forward pass.
-const Kernels& longest_forward_kernels(const Problem& p, const Kernels& kernels, std::vector<std::string>& reasons) {
-  if (kernels.least_rows == 0) return kernels;
-  const Kernels& few = few_rows_kernels(p, kernels);
-  const std::string limit = std::to_string(kernels.least_rows - 1) + " rows of queries per key head";
-  if (p.Sq * p.group() < kernels.least_rows) {
-    reasons.push_back("tiles have no use at up to " + limit + ", so the " + few.instruction_set + " kernels run");
-    return few;
+const Kernels& longest_forward_kernels(const Problem& p, const Kernels& chosen, std::vector<std::string>& reasons) {
+  const index_t rows = rows_together(p.Sq, p.group());
+  const auto because = [&](const Kernels& few, const Kernels& more, const char* sequences) {
+    reasons.push_back(sequences + std::string("up to ") + std::to_string(more.least_rows - 1) +
+                      " rows of queries per key head " +
+                      (few.backward.run ? std::string("run on the ") + few.instruction_set + " kernels"
+                                        : "meet tiles of K and V that are not packed"));
+  };
+  const Kernels* kernels = &chosen;
+  while (rows < kernels->least_rows) {
+    const Kernels& few = few_rows_kernels(p, *kernels);
+    if (rows >= few.least_rows) because(few, *kernels, "");
+    kernels = &few;
   }
-  if (p.varlen) reasons.push_back("sequences with up to " + limit + " run on the " + few.instruction_set + " kernels");
-  return kernels;
+  for (const Kernels* more = kernels; p.varlen && more->least_rows > 0;) {
+    const Kernels& few = few_rows_kernels(p, *more);
+    because(few, *more, "sequences with ");
+    more = &few;
+  }
+  return *kernels;
 }
 
 const BackwardKernel& backward_kernel(const Problem& p, const Kernels& kernels) {
@@ -236,11 +250,14 @@ class CpuBackend final : public Backend {
     return e;
   }
   void forward(const ForwardProblem& f, const Executor& executor) const override {
-    const Kernels& kernels = choose_kernels(f.problem, nullptr);
+    const Kernels* kernels = &choose_kernels(f.problem, nullptr);
     clear_unwritten(f);
-    // By a sequence's own rows, so that its bits do not depend on the others of a batch.
-    if (kernels.least_rows > 0) few_rows_kernels(f.problem, kernels).forward(f, {0, kernels.least_rows}, executor);
-    kernels.forward(f, {kernels.least_rows, std::numeric_limits<index_t>::max()}, executor);
+    // By a sequence's own rows, so that its bits do not depend on the others of a batch. S_dmask takes packed keys.
+    Range rows{f.s_dmask ? 0 : kernels->least_rows, std::numeric_limits<index_t>::max()};
+    for (; rows.end > 0; rows = {kernels->least_rows, rows.begin}) {
+      kernels->forward(f, rows, executor);
+      kernels = &few_rows_kernels(f.problem, *kernels);
+    }
   }
   void forward_with_cache(const CacheProblem& c, const Executor& executor) const override {
     const Workspace memory(rotated_query_bytes(c));

@@ -208,6 +208,12 @@ void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const
   }
 }
 
+// Rows of a strip that products take, of a block of so many: as few as there are, if a tile holds them all.
+template <class Target>
+FA_INLINE constexpr index_t rows_of_products(index_t rows) {
+  return Target::kDirectTiles && rows <= kTileRows ? rows : Target::kRows;
+}
+
 // Sums over keys are kept as the instructions leave them, in rows of whole pairs of vectors.
 template <class Target>
 FA_INLINE index_t sums_stride(index_t features) {
@@ -374,7 +380,7 @@ DirectProducts<Target> direct_products_of(Asking asking) {
 
 template <class Target>
 DirectProducts<Target> direct_products([[maybe_unused]] DType dtype, [[maybe_unused]] Asking asking) {
-  if constexpr (Target::kTiled) {
+  if constexpr (Target::kTiled || Target::kDirectTiles) {
     return {};
   } else if constexpr (std::is_same_v<typename Target::Real, double>) {
     return direct_products_of<Target, double>(asking);

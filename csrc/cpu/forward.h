@@ -45,12 +45,8 @@ class Forward {
         direct_(plan_, strips_) {}
 
   void run() {
-    if (plan_.approach != Approach::packed)
-      run_ranges();
-    else if (plan_.alone)
-      run_alone();
-    else
-      run_shared();
+    if (plan_.approach != Approach::packed) return run_ranges();
+    if constexpr (!Target::kDirectTiles) plan_.alone ? run_alone() : run_shared();
   }
 
  private:
@@ -193,7 +189,6 @@ class Forward {
       parallel_for_groups(executor_, own, 1, tasks - own, [&](index_t task, int worker) {
         const index_t nth = task / splits * slots, split = task % splits;
         const Scratch s = plan_.carve(memory.data() + worker * scratch_bytes, slots);
-        [[maybe_unused]] const typename Target::Tiles::Session session;
         attend_range(first + nth, slots, split, s);
         for (index_t i = 0; i < slots; ++i)
           if (splits == 1)
@@ -248,7 +243,8 @@ class Forward {
     for (index_t i = 0; i < count; ++i) begin_block(nth + i, plan_.slot(s, i));
     if constexpr (most_rows<Target>(Approach::direct) > 0)
       if (plan_.approach == Approach::direct) return direct_.attend(count, range, s);
-    attend(*s.block, range, s);
+    [[maybe_unused]] const typename Target::Tiles::Session session;
+    if constexpr (most_rows<Target>(Approach::in_place) > 0) attend(*s.block, range, s);
   }
 
   // Packs what the rows of a block see of its unit, unless it is there. Parts that others are packing come last.
@@ -290,7 +286,7 @@ class Forward {
     block.keys = block.seen({0, block.rows});
     block.front = plan_.packed.front(block.keys, block.sequence.k_len);
     load_queries(block, s);
-    for (index_t r = 0; r < round_up(block.rows, kRows); ++r) s.state[r] = {};
+    for (index_t r = 0; r < round_up(block.rows, plan_.row_multiple()); ++r) s.state[r] = {};
     if (plan_.approach == Approach::direct) clear(block, s);
     return block;
   }
@@ -309,7 +305,7 @@ class Forward {
   }
 
   void clear(const Block& block, const Scratch& s) const {
-    fill(s.o, 0, round_up(block.rows, kRows) * plan_.o_stride, Real(0));
+    fill(s.o, 0, round_up(block.rows, plan_.row_multiple()) * plan_.o_stride, Real(0));
   }
 
   // Where they are, if products can take them there: whole strips of vectors, which wait for no copy. Tiles read rows
@@ -321,11 +317,13 @@ class Forward {
       block.q = reinterpret_cast<const Elem*>(row_of(block, p_.q, 0)), block.q_stride = p_.q.row_stride;
       return;
     }
+    Elem* const rows = Target::kDirectTiles ? s.staging : s.rows;
     each_run(block, [&](index_t r, index_t count) {
       const index_t padded = r + count == block.rows ? round_up(block.rows, plan_.row_multiple()) - r : count;
       load_rows(plan_.format, row_of(block, p_.q, r), row_step(block, p_.q), count, padded, p_.D, plan_.q_stride,
-                s.rows + r * plan_.q_stride);
+                rows + r * plan_.q_stride);
     });
+    if constexpr (Target::kDirectTiles) DirectTiles<Target>::load_queries(rows, plan_.q_stride, block.rows, s.rows);
     plan_.sum_pairs(block.rows, s);
   }
 

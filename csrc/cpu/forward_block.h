@@ -6,6 +6,7 @@
 #include "cpu/cpuid.h"
 #include "cpu/direct_rows.h"
 #include "cpu/exponentials.h"
+#include "cpu/few_rows.h"
 #include "cpu/lanes.h"
 #include "cpu/packed_keys.h"
 #include "cpu/results.h"
@@ -16,20 +17,6 @@
 #include "cpu/workspace.h"
 
 namespace flash_attn::cpu {
-
-// Rows per key head up to which vectors are faster: a strip as high as tiles would be half empty at best. Tiles of fp32
-// are up to twice as fast as vectors only, and so for whole blocks of rows that others have packed K and V for.
-template <class Target>
-inline constexpr index_t kTooFewForTiles = Target::kParts > 2 ? kRowsTogether : 16;
-
-// Most rows per key head of an approach. Direct sums are in another order than backward's, which the reference
-// precision does not allow itself; tiles read packed panels only.
-template <class Target>
-constexpr index_t most_rows(Approach approach) {
-  if (approach == Approach::packed) return std::numeric_limits<index_t>::max();
-  if (approach == Approach::in_place) return kRowsTogether;
-  return std::is_same_v<typename Target::Real, float> && !Target::kTiled ? 4 * Target::kRows : 0;
-}
 
 // Some queries and query heads of a sequence; its rows are (query, head), heads being neighbours.
 template <class Target>
@@ -94,7 +81,7 @@ struct ForwardScratch {
   SoftmaxState<Real>* state;
   PairSums<Target> pairs;  // of rows, when scores come in pairs
   // Of whatever is in work.
-  Elem* staging;          // see PackedKeys
+  Elem* staging;          // see PackedKeys; queries on their way into tiles, when direct
   Elem* packed;           // a key block, when packed in place; what a block of queries sees, when a worker's own
   index_t* parts;         // which parts those are, by their place
   const void** stream;    // see ForwardDirect
@@ -144,8 +131,9 @@ struct ForwardPlan {
         units(these),
         format(row_format<Target>(p.dtype)),
         store_out(result_rows(format, f.out, p.Dv, p.Tq * p.H * p.Dv * format.size, executor)),
-        asking(Target::kPortable ? Asking::into_l1
-                                 : asking_for(p, format.size, p.group() * units.longest_q() <= kRows)),
+        asking(Target::kPortable      ? Asking::into_l1
+               : Target::kDirectTiles ? Asking::into_l2
+                                      : asking_for(p, format.size, p.group() * units.longest_q() <= kRows)),
         products(direct_products<Target>(p.dtype, asking)),
         addend(p),
         heads(heads_together(executor.num_threads)),
@@ -226,9 +214,11 @@ struct ForwardPlan {
   }
   // Blocks are whole multiples of that many rows, the last one padded.
   index_t row_multiple() const {
+    if (Target::kDirectTiles) return kTileRows;
     if (lanes > 0) return Lanes<Target>::kQueries;
     return pairs ? Target::Simd::W : kRows;
   }
+  index_t rows_held() const { return round_up(tiles.queries, row_multiple()); }
   bool has_window() const { return p.window_left >= 0 && p.window_right >= 0; }
   // A key block that holds all that kQueryAlign neighbours see, so that their strips meet one; 0 if that is too much
   // for a strip or for L2.
@@ -264,7 +254,7 @@ struct ForwardPlan {
   ForwardScratch<Target> carve(char* base, index_t slots) const {
     Carver c(base);
     ForwardScratch<Target> s{};
-    const index_t queries = slots * round_up(tiles.queries, row_multiple());
+    const index_t queries = slots * rows_held();
     const bool direct = approach == Approach::direct;
     s.block = c.take<ForwardBlock<Target>>(slots);
     s.rules = c.take<ScoreRule<Real>>(slots * heads);
@@ -272,7 +262,8 @@ struct ForwardPlan {
     s.o = c.take<Real>(queries * o_stride);
     s.state = c.take<SoftmaxState<Real>>(queries);
     if (pairs) s.pairs = PairSums<Target>::at(c.take<Elem>(PairSums<Target>::elems(queries)), queries);
-    s.staging = c.take<Elem>(direct ? 0 : packed.staging_elems());
+    const index_t direct_staging = Target::kDirectTiles ? rows_held() * q_stride : 0;
+    s.staging = c.take<Elem>(direct ? direct_staging : packed.staging_elems());
     s.packed = c.take<Elem>(alone || approach == Approach::in_place ? packed.block_elems() : 0);
     s.parts = c.take<index_t>(alone ? packed.parts() : 0);
     s.stream = c.take<const void*>(direct ? 2 * kDirectKeys + kRowsAhead : 0);
@@ -280,7 +271,7 @@ struct ForwardPlan {
     s.scores = c.take<Real>(scores);
     const index_t probabilities = Target::kTiled ? kRows * ProbabilityPitch<Target>() * Target::kParts : scores;
     s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(probabilities);
-    s.columns = c.take<Columns>(direct ? queries / kRows : 0);
+    s.columns = c.take<Columns>(direct ? slots * ceil_div(rows_held(), kRows) : 0);
     s.sums = c.take<Real>(direct ? queries * sums_stride<Target>(p.Dv) : 0);
     s.dropout = c.take<std::uint8_t>(Target::kTiled ? kRows * kKeysDrawn / 8 : kRowsAbreast<Target> * dropout_stride());
     s.addend = c.take<Real>(addend.given() ? tiles.keys : 0);
@@ -297,7 +288,7 @@ struct ForwardPlan {
 
   // The part of a scratch that belongs to block `slot`.
   ForwardScratch<Target> slot(ForwardScratch<Target> s, index_t slot) const {
-    const index_t queries = slot * round_up(tiles.queries, kRows);
+    const index_t queries = slot * rows_held();
     s.block += slot;
     s.rules += slot * heads;
     s.rows += queries * q_stride;
@@ -306,7 +297,7 @@ struct ForwardPlan {
     if (approach == Approach::direct) {
       s.scores += queries * kDirectKeys;
       s.probabilities += queries * kDirectKeys;
-      s.columns += queries / kRows;
+      s.columns += slot * ceil_div(rows_held(), kRows);
       s.sums += queries * sums_stride<Target>(p.Dv);
     }
     return s;

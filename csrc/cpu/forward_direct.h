@@ -4,19 +4,22 @@
 // there, meet a few keys after another side by side, first as K, then as V.
 #pragma once
 
+#include "cpu/direct_tiles.h"
 #include "cpu/forward_strips.h"
 
 namespace flash_attn::cpu {
 
 template <class Target>
 class ForwardDirect {
+  using Elem = typename Target::Elem;
   using Real = typename Target::Real;
   using Block = ForwardBlock<Target>;
   using Scratch = ForwardScratch<Target>;
   static constexpr index_t kRows = Target::kRows;
   // Rows that all heads of a task meet before the next ones, in all or, where they are read from L2, in bytes. Twice as
   // many bytes where sums cost more, of elements that are converted for no more than kFewKeys (docs/cpu-kernels.md).
-  static constexpr index_t kTileRows = 64, kTileBytes = 32 << 10, kFewKeys = 32;
+  static constexpr index_t kRowsOfAll = 64, kBytesOfAll = Target::kDirectTiles ? 128 << 10 : 32 << 10, kFewKeys = 32;
+  static constexpr index_t kLeastRows = Target::kDirectTiles ? kTileRows : 8;
   static constexpr bool kShortVectors = Target::Simd::W < 16;
   static constexpr index_t kPageBytes = 4096;  // Of address translation.
 
@@ -32,6 +35,7 @@ class ForwardDirect {
   // as they see any. Scratch is that of the first.
   void attend(index_t count, Range keys, const Scratch& s) const {
     if (s.block->rows == 0) return;
+    [[maybe_unused]] const typename Target::Tiles::Session session(min_of(s.block->rows, kTileRows));
     for (index_t origin = keys.begin; origin < keys.end; origin += kDirectKeys) {
       const Range seen = find_columns(count, origin, s);
       if (seen.empty()) continue;
@@ -111,12 +115,12 @@ class ForwardDirect {
   // memory; but each time the sums of a head are loaded and stored, so that there are more where memory goes to L2, not
   // to L1.
   FA_INLINE index_t tile_of(index_t count) const {
-    if (!into_l2_) return max_of<index_t>(8, kTileRows / count / 8 * 8);
+    if (!into_l2_) return max_of<index_t>(kLeastRows, kRowsOfAll / count / 8 * 8);
     const index_t size = plan_.format.size, bytes = max_of(p_.D, p_.Dv) * size * count;
     // A tile's sums are more vectors than its rows where vectors are short or elements are converted to longer ones.
     const index_t twice = kShortVectors ? kDirectKeys : size < index_t(sizeof(typename Target::Elem)) ? kFewKeys : 0;
     index_t tile = kDirectKeys;
-    while (tile > 8 && tile * bytes > (tile <= twice ? 2 : 1) * kTileBytes) tile /= 2;
+    while (tile > kLeastRows && tile * bytes > (tile <= twice ? 2 : 1) * kBytesOfAll) tile /= 2;
     return tile;
   }
 
@@ -192,8 +196,11 @@ class ForwardDirect {
 
   void multiply_keys(index_t count, Range seen, const Stream& stream, const Scratch& scratch) const {
     walk(count, seen, stream, 0, scratch, [&](const Scratch& s, index_t r, Range columns, const DirectRows& rows) {
-      products(s, r).dots(s.rows + r * plan_.q_stride, plan_.q_stride, p_.D, rows, columns.begin, columns.end,
-                          s.scores + r * kDirectKeys);
+      const Elem* const q = s.rows + r * plan_.q_stride;
+      if constexpr (Target::kDirectTiles)
+        DirectTiles<Target>::multiply_keys(s.block->rows, q, p_.D, rows, columns, s.scores);
+      else
+        products(s, r).dots(q, plan_.q_stride, p_.D, rows, columns.begin, columns.end, s.scores + r * kDirectKeys);
     });
   }
 
@@ -211,14 +218,22 @@ class ForwardDirect {
     const index_t stride = sums_stride<Target>(p_.Dv);
     walk(count, seen, stream, stream.values, scratch,
          [&](const Scratch& s, index_t r, Range columns, const DirectRows& rows) {
-           products(s, r).accumulate(s.probabilities + r * kDirectKeys, rows, columns.begin, columns.end, p_.Dv,
-                                     s.sums + r * stride, columns.begin == s.columns[r / kRows].begin);
+           const Elem* const p = s.probabilities + r * kDirectKeys;
+           const bool fresh = columns.begin == s.columns[r / kRows].begin;
+           if constexpr (Target::kDirectTiles)
+             DirectTiles<Target>::multiply_values(s.block->rows, p, rows, columns, p_.Dv, s.sums, fresh);
+           else
+             products(s, r).accumulate(p, rows, columns.begin, columns.end, p_.Dv, s.sums + r * stride, fresh);
          });
     for (index_t i = 0; i < count; ++i) {
       const Scratch s = plan_.slot(scratch, i);
-      for (index_t r = 0; r < s.block->rows; r += kRows)
-        if (s.columns[r / kRows].begin < s.columns[r / kRows].end)
+      for (index_t r = 0; r < s.block->rows; r += kRows) {
+        if (s.columns[r / kRows].begin >= s.columns[r / kRows].end) continue;
+        if constexpr (Target::kDirectTiles)
+          DirectTiles<Target>::add_sums(s.block->rows, s.sums, p_.Dv, s.o, plan_.o_stride);
+        else
           products(s, r).add(s.sums + r * stride, p_.Dv, s.o + r * plan_.o_stride, plan_.o_stride);
+      }
     }
   }
 

@@ -79,13 +79,13 @@ class ForwardStrips {
     });
   }
 
-  // Turns the scores of the strip at row r into probabilities, 0 in rows past the last.
+  // Turns the scores of the strip at row r into probabilities, 0 in rows past the last that come along in products.
   void weigh(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
     const index_t rows = min_of(kRows, block.rows - r);
     index_t n = 0;
     for (; n + kAbreast <= rows; n += kAbreast) softmax<kAbreast>(block, r, n, c, s);
     for (; n < rows; ++n) softmax<1>(block, r, n, c, s);
-    for (; n < kRows; ++n) fill(s.probabilities + n * stride_, c.begin, c.end, Elem{});
+    for (; n < rows_of_products<Target>(block.rows); ++n) fill(s.probabilities + n * stride_, c.begin, c.end, Elem{});
   }
 
  private:

@@ -41,9 +41,11 @@ const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
 // In tiles; a multiplicand of fp16 is the sum of two bf16, one of fp32 of three (Bf16Parts).
 const Kernels& amx_bf16_kernels();
+const Kernels& amx_bf16_few_kernels();  // Of few rows: forward alone.
 const Kernels& amx_bf16_fp16_kernels();
 const Kernels& amx_bf16_fp32_kernels();
 const Kernels& amx_bf16_emulated_kernels();
+const Kernels& amx_bf16_emulated_few_kernels();
 const Kernels& amx_bf16_emulated_fp16_kernels();
 const Kernels& amx_bf16_emulated_fp32_kernels();
 #endif

@@ -7,4 +7,9 @@ const Kernels& amx_bf16_kernels() {
   return kernels;
 }
 
+const Kernels& amx_bf16_few_kernels() {
+  static constexpr Kernels kernels = direct_tile_kernels_of<AmxDirectTiles>("amx_bf16", "bf16 products, fp32 sums");
+  return kernels;
+}
+
 }  // namespace flash_attn::cpu

@@ -8,4 +8,10 @@ const Kernels& amx_bf16_emulated_kernels() {
   return kernels;
 }
 
+const Kernels& amx_bf16_emulated_few_kernels() {
+  static constexpr Kernels kernels = direct_tile_kernels_of<EmulatedDirectTiles>(
+      "amx_bf16_emulated", "bf16 products, fp32 sums, tile instructions emulated");
+  return kernels;
+}
+
 }  // namespace flash_attn::cpu

@@ -37,4 +37,22 @@ constexpr Kernels kernels_of(const char* instruction_set, const char* arithmetic
           {TallStrips<Target>::kRows, TallStrips<Target>::kPanel, run_backward<Target, TallStrips<Target>>}};
 }
 
+// Of sequences with few rows, in tiles: forward alone.
+template <class Target>
+constexpr Kernels direct_tile_kernels_of(const char* instruction_set, const char* arithmetic) {
+  return {instruction_set,
+          arithmetic,
+          Target::kRows,
+          kTileRows,
+          Target::kSize,
+          most_rows<Target>(Approach::direct),
+          most_rows<Target>(Approach::direct),
+          {},
+          0,
+          kTooFewForRowTiles + 1,
+          run_forward<Target>,
+          {},
+          {}};
+}
+
 }  // namespace flash_attn::cpu

@@ -6,6 +6,7 @@
 //   kTall                      see TallStrips
 //   kPortable                  compiled for everything and measured nowhere: loops come in few variants
 //   Tiles, kTiled              tile registers, where the micro-kernel works in them (tiles.h)
+//   kDirectTiles               tiles for forward's direct approach alone (direct_tiles.h)
 //   kParts, kSize              elements that make a number (Bf16Parts), and their bytes
 //   kDepth, kWidth             packed operands are padded with zeros to multiples of them, in k and in columns;
 //                              kWidth is a multiple of kDepth, since columns of scores become k
@@ -35,12 +36,12 @@ struct Target {
   static constexpr int kPanel = PanelVectors * SimdT::W;
   static constexpr bool kPortable = std::is_same_v<SimdT, PortableSimd<Real, SimdT::W>>;
   using Tiles = TilesT;
-  static constexpr bool kTiled = !std::is_same_v<TilesT, NoTiles>;
+  static constexpr bool kTiled = TilesT::kBlocks, kDirectTiles = TilesT::kRows;
   static constexpr bool kTall = !kTiled && SimdT::W == 16 && (Rows > PanelVectors);
   static constexpr int kParts = Format::kParts;
   static constexpr index_t kSize = sizeof(Elem) * kParts;
   static constexpr index_t kDepth = kTiled ? kTileDepth : FormatT::kStep;
-  static constexpr index_t kWidth = kTiled ? kTileBlock : SimdT::W;
+  static constexpr index_t kWidth = kTiled || kDirectTiles ? kTileBlock : SimdT::W;
 };
 
 // As many accumulators in strips of twice as many rows and half as many vectors, where registers make squares: an
@@ -65,10 +66,12 @@ using Bf16Multiplicands = std::conditional_t<Parts == 1, Bf16Pairs, Bf16Parts<Pa
 // Numbers of 1, 2 or 3 bf16: what bf16, fp16 and fp32 take.
 template <int Parts>
 using EmulatedAmxBf16 = Target<Avx512Simd, Bf16Multiplicands<Parts>, kTileBlock, 2, EmulatedTiles>;
+using EmulatedDirectTiles = Target<Avx512Simd, Bf16Pairs, kTileBlock, 1, RowTiles<EmulatedTiles>>;
 #endif
 #if defined(__AVX512BF16__) && defined(__AMX_TILE__) && defined(__AMX_BF16__)
 template <int Parts>
 using AmxBf16 = Target<Avx512Simd, Bf16Multiplicands<Parts>, kTileBlock, 2, AmxTiles>;
+using AmxDirectTiles = Target<Avx512Simd, Bf16Pairs, kTileBlock, 1, RowTiles<AmxTiles>>;
 #endif
 
 // How K and V reach the forward pass's products, by the rows that meet them per key head.

@@ -18,14 +18,19 @@
 
 namespace flash_attn::cpu {
 
-// For targets whose micro-kernel works in vector registers.
+// For targets whose micro-kernel works in vector registers. kBlocks: packed operands meet in blocks of tiles; kRows:
+// few rows meet rows of memory as tiles (direct_tiles.h).
 struct NoTiles {
-  struct Session {};
+  static constexpr bool kBlocks = false, kRows = false;
+  struct Session {
+    explicit Session(index_t = 0) {}
+  };
 };
 
 inline constexpr index_t kTileRows = 16, kTileDepth = 32;  // Numbers of a tile of A.
 inline constexpr index_t kTileBytes = 64;                  // Of a row.
 inline constexpr index_t kTileBlock = 2 * kTileRows;       // Rows and columns of a block of C.
+inline constexpr int kTiles = 8, kShortTiles = 5;          // The first of them may have fewer rows.
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__)
 // The layout that LDTILECFG reads (Intel SDM volume 2, LDTILECFG).
@@ -39,16 +44,17 @@ struct TileConfig {
 // the fences in multiply_strip.
 class AmxTiles {
  public:
-  // The tile registers of a thread are set up while one exists.
+  static constexpr bool kBlocks = true, kRows = false;
+  // The tile registers of a thread are set up while one exists, the first kShortTiles with `rows` rows.
   class Session {
    public:
-    FA_INLINE Session() {
-      alignas(64) static constexpr TileConfig config{
-          1,
-          0,
-          {},
-          {kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes},
-          {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows}};
+    FA_INLINE explicit Session(index_t rows = kTileRows) {
+      alignas(64) TileConfig config{1, 0, {}, {}, {}};
+      for (int tile = 0; tile < kTiles; ++tile) {
+        config.row_bytes[tile] = kTileBytes;
+        config.rows[tile] = static_cast<std::uint8_t>(tile < kShortTiles ? rows : kTileRows);
+      }
+      std::atomic_signal_fence(std::memory_order_seq_cst);
       _tile_loadconfig(&config);
     }
     FA_INLINE ~Session() { _tile_release(); }
@@ -62,6 +68,7 @@ class AmxTiles {
     if constexpr (Tile == 1) _tile_zero(1);
     if constexpr (Tile == 2) _tile_zero(2);
     if constexpr (Tile == 3) _tile_zero(3);
+    if constexpr (Tile == 7) _tile_zero(7);
   }
   template <int Tile>
   FA_INLINE void load(const void* from, index_t stride_bytes) {
@@ -80,14 +87,25 @@ class AmxTiles {
     if constexpr (Tile == 1) _tile_stored(1, to, stride_bytes);
     if constexpr (Tile == 2) _tile_stored(2, to, stride_bytes);
     if constexpr (Tile == 3) _tile_stored(3, to, stride_bytes);
+    if constexpr (Tile == 7) _tile_stored(7, to, stride_bytes);
   }
-  // C of row r, column c of the block += its A times its B.
-  template <int Tile>
+  // C += A times B: of a block (multiply_strip), and of few rows (direct_tiles.h).
+  template <int C, int A, int B>
   FA_INLINE void multiply_add() {
-    if constexpr (Tile == 0) _tile_dpbf16ps(0, 4, 6);
-    if constexpr (Tile == 1) _tile_dpbf16ps(1, 4, 7);
-    if constexpr (Tile == 2) _tile_dpbf16ps(2, 5, 6);
-    if constexpr (Tile == 3) _tile_dpbf16ps(3, 5, 7);
+    constexpr int kProduct = 100 * C + 10 * A + B;
+    if constexpr (kProduct == 46) _tile_dpbf16ps(0, 4, 6);
+    if constexpr (kProduct == 147) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kProduct == 256) _tile_dpbf16ps(2, 5, 6);
+    if constexpr (kProduct == 357) _tile_dpbf16ps(3, 5, 7);
+    if constexpr (kProduct == 45) _tile_dpbf16ps(0, 4, 5);
+    if constexpr (kProduct == 145) _tile_dpbf16ps(1, 4, 5);
+    if constexpr (kProduct == 165) _tile_dpbf16ps(1, 6, 5);
+    if constexpr (kProduct == 245) _tile_dpbf16ps(2, 4, 5);
+    if constexpr (kProduct == 246) _tile_dpbf16ps(2, 4, 6);
+    if constexpr (kProduct == 346) _tile_dpbf16ps(3, 4, 6);
+    if constexpr (kProduct == 354) _tile_dpbf16ps(3, 5, 4);
+    if constexpr (kProduct == 365) _tile_dpbf16ps(3, 6, 5);
+    if constexpr (kProduct == 756) _tile_dpbf16ps(7, 5, 6);
   }
 };
 #endif
@@ -97,41 +115,39 @@ class AmxTiles {
 // Subnormal numbers are kept, where the instruction takes them as zero.
 class EmulatedTiles {
  public:
+  static constexpr bool kBlocks = true, kRows = false;
   class Session {
    public:
-    FA_INLINE Session() { configured() = true; }
-    FA_INLINE ~Session() { configured() = false; }
+    FA_INLINE explicit Session(index_t rows = kTileRows) { rows_of_short_tiles() = rows; }
+    FA_INLINE ~Session() { rows_of_short_tiles() = 0; }
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
   };
 
   template <int Tile>
   FA_INLINE void zero() {
-    check();
-    std::memset(tiles_[Tile], 0, sizeof(tiles_[Tile]));
+    clear_from<Tile>(0);
   }
   template <int Tile>
   FA_INLINE void load(const void* from, index_t stride_bytes) {
-    check();
-    for (index_t r = 0; r < kTileRows; ++r)
+    for (index_t r = 0; r < rows<Tile>(); ++r)
       std::memcpy(tiles_[Tile] + r * kTileBytes, static_cast<const char*>(from) + r * stride_bytes, kTileBytes);
+    clear_from<Tile>(rows<Tile>());
   }
   template <int Tile>
   FA_INLINE void store(void* to, index_t stride_bytes) const {
-    check();
-    for (index_t r = 0; r < kTileRows; ++r)
+    for (index_t r = 0; r < rows<Tile>(); ++r)
       std::memcpy(static_cast<char*>(to) + r * stride_bytes, tiles_[Tile] + r * kTileBytes, kTileBytes);
   }
   // TDPBF16PS: even and odd k are summed apart, from zero, and then join C (Intel SDM volume 2). Out of line, for the
   // compiler's time: kernels of numbers in parts have many of them.
-  template <int Tile>
+  template <int C, int A, int B>
   FA_NOINLINE void multiply_add() {
-    check();
     constexpr index_t kPairs = kTileDepth / 2, kAbreast = 8;
     using V = Avx512Vector;
-    const auto *a = elements(4 + Tile / 2), *b = elements(6 + Tile % 2);
-    float* const c = reinterpret_cast<float*>(tiles_[Tile]);
-    for (index_t first = 0; first < kTileRows; first += kAbreast) {
+    const auto *a = elements(A), *b = elements(B);
+    float* const c = reinterpret_cast<float*>(tiles_[C]);
+    for (index_t first = 0; first < rows<C>(); first += kAbreast) {
       V even[kAbreast], odd[kAbreast];
       for (int r = 0; r < kAbreast; ++r) even[r] = odd[r] = V(0.0f);
       for (index_t k = 0; k < kPairs; ++k) {
@@ -152,18 +168,33 @@ class EmulatedTiles {
 
  private:
   FA_INLINE const BFloat16* elements(int tile) const { return reinterpret_cast<const BFloat16*>(tiles_[tile]); }
-  static FA_INLINE bool& configured() {
-    static thread_local bool yes = false;
-    return yes;
+  static FA_INLINE index_t& rows_of_short_tiles() {
+    static thread_local index_t rows = 0;
+    return rows;
   }
-  // A processor raises an illegal instruction.
-  static FA_INLINE void check() {
-    if (!configured()) std::abort();
+  // Where tiles are not set up a processor raises an illegal instruction.
+  template <int Tile>
+  static FA_INLINE index_t rows() {
+    const index_t of_short = rows_of_short_tiles();
+    if (of_short == 0) std::abort();
+    return Tile < kShortTiles ? of_short : kTileRows;
   }
 
-  alignas(64) char tiles_[8][kTileRows * kTileBytes];
+  // Rows that a short tile does not have are zeros, as products with several at a time read them.
+  template <int Tile>
+  FA_INLINE void clear_from(index_t row) {
+    static_cast<void>(rows<Tile>());
+    for (index_t r = row; r < kTileRows; ++r) std::memset(tiles_[Tile] + r * kTileBytes, 0, kTileBytes);
+  }
+
+  alignas(64) char tiles_[kTiles][kTileRows * kTileBytes];
 };
 #endif
+
+template <class TilesT>
+struct RowTiles : TilesT {
+  static constexpr bool kBlocks = false, kRows = true;
+};
 
 template <class Target>
 concept Tiled = Target::kTiled;
@@ -234,15 +265,15 @@ FA_INLINE void multiply_tiles(typename Target::Tiles& tiles, const typename Targ
     if constexpr (loads_a) tiles.template load<4>(a, a_bytes);
     if constexpr (loads_b) tiles.template load<6>(b, kB * kSize);
     if constexpr (first) begin(std::integral_constant<int, 0>());
-    tiles.template multiply_add<0>();
+    tiles.template multiply_add<0, 4, 6>();
     if constexpr (loads_b) tiles.template load<7>(b + kB / 2, kB * kSize);
     if constexpr (first) begin(std::integral_constant<int, 1>());
-    tiles.template multiply_add<1>();
+    tiles.template multiply_add<1, 4, 7>();
     if constexpr (loads_a) tiles.template load<5>(a + kTileRows * row_stride, a_bytes);
     if constexpr (first) begin(std::integral_constant<int, 2>());
-    tiles.template multiply_add<2>();
+    tiles.template multiply_add<2, 5, 6>();
     if constexpr (first) begin(std::integral_constant<int, 3>());
-    tiles.template multiply_add<3>();
+    tiles.template multiply_add<3, 5, 7>();
   };
   each_part(multiply, std::make_integer_sequence<int, int(std::size(products))>());
 }

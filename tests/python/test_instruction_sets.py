@@ -130,10 +130,22 @@ def test_tiles(case, isa):
     harness.check(case)
 
 
-# Sequences on both sides of the rows per key head from which tiles are used (17) and K and V are packed first (65).
+# Sequences on both sides of the rows per key head from which tiles are used (5, 17, 33) and all is packed first (65).
 MIXED = Case(
     dtype="bf16",
-    lengths=((70, 1100), (5, 1), (8, 300), (9, 300), (32, 1300), (33, 300), (130, 130)),
+    lengths=(
+        (70, 1100),
+        (2, 300),
+        (3, 300),
+        (5, 1),
+        (8, 300),
+        (9, 300),
+        (16, 700),
+        (17, 300),
+        (32, 1300),
+        (33, 300),
+        (130, 130),
+    ),
     varlen=True,
     H=4,
     Hk=2,
@@ -155,28 +167,48 @@ def test_tiles_same_bits_for_every_thread_count(settings, dtype, isa):
     same_bits.check_every_thread_count(replace(MIXED, dtype=dtype, **settings))
 
 
+def explained(queries, dtype, D=64, **lengths):
+    """Of four query heads to a key head."""
+    t = harness.TORCH_DTYPES[dtype]
+    q, k = torch.zeros(2, queries, 8, D, dtype=t), torch.zeros(2, 300, 2, D, dtype=t)
+    if lengths:
+        q, k = q.flatten(0, 1), k.flatten(0, 1)
+    return flash_attn.explain(q, k, k, **lengths)
+
+
+def of_two_lengths(longest, other):
+    cu_seqlens = torch.tensor([0, longest, longest + other], dtype=torch.int32)
+    return {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "max_seqlen_q": longest, "max_seqlen_k": longest}
+
+
 @with_tiles
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_few_rows_do_not_use_tiles(dtype, isa):
     if dtype == "fp32" and not fp32_uses_tiles(isa):
         pytest.skip("on this processor vectors of fp32 are faster than tiles, whatever the number of rows")
-
-    def explained(queries, **lengths):
-        t = harness.TORCH_DTYPES[dtype]
-        q, k = torch.zeros(2, queries, 8, 64, dtype=t), torch.zeros(2, 300, 2, 64, dtype=t)
-        if lengths:
-            q, k = q.flatten(0, 1), k.flatten(0, 1)
-        return flash_attn.explain(q, k, k, **lengths)
-
-    most = 16 if dtype == "fp32" else 4  # Of four query heads of a key head: 64 and 16 rows.
-    few = explained(most)
-    vectors = ("avx512", "avx512_bf16") if dtype == "bf16" else ("avx512",)
-    assert few.instruction_set in vectors and any("no use" in reason for reason in few.reasons)
-    assert explained(most + 1).instruction_set == isa
-    cu_seqlens = torch.tensor([0, 30, 34], dtype=torch.int32)
-    mixed = explained(17, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, max_seqlen_q=30, max_seqlen_k=30)
+    most = 16 if dtype == "fp32" else 4  # 64 and 16 rows.
+    few = explained(most, dtype)
+    assert few.instruction_set == "avx512" and any("run on the avx512 kernels" in reason for reason in few.reasons)
+    assert explained(most + 1, dtype).instruction_set == isa
+    mixed = explained(17, dtype, **of_two_lengths(30, 4))
     assert mixed.instruction_set == isa
-    assert any(f"run on the {few.instruction_set} kernels" in reason for reason in mixed.reasons)
+    assert any("run on the avx512 kernels" in reason for reason in mixed.reasons)
+
+
+@with_tiles
+def test_few_rows_of_bf16_use_tiles_that_are_not_packed(isa):
+    vectors = ("avx512", "avx512_bf16")
+    for queries, D, direct in ((1, 64, False), (2, 64, True), (2, 72, True), (8, 64, True), (9, 64, False)):
+        found = explained(queries, "bf16", D)
+        assert any("tiles of K and V that are not packed" in reason for reason in found.reasons) == direct
+        if direct:
+            assert found.instruction_set == isa and "x 128 keys, in strips of 32 queries x 16 keys" in found.tile
+        else:
+            assert found.instruction_set == isa if queries > 8 else found.instruction_set in vectors
+    mixed = explained(17, "bf16", **of_two_lengths(30, 4))
+    assert [
+        limit for limit in (4, 16, 32) for reason in mixed.reasons if f"sequences with up to {limit} rows" in reason
+    ] == [4, 32]
 
 
 def test_emulation_is_never_chosen():

@@ -129,6 +129,16 @@ struct Avx512Simd {
   static FA_INLINE __m512i load_pairs(const BFloat16* p, index_t n) {
     return _mm512_maskz_loadu_epi16(n < 2 * W ? (__mmask32(1) << n) - 1 : ~__mmask32(0), p);
   }
+  // 2 W elements, of which the first n are p's and the others zeros, to an address that is a multiple of 64 bytes.
+  static FA_INLINE void copy_first(const BFloat16* p, index_t n, BFloat16* to) {
+    _mm512_store_si512(to, load_pairs(p, n));
+  }
+  // W elements, each with a zero after it, and each with a zero before it.
+  static FA_INLINE void store_beside_zeros(const BFloat16* p, BFloat16* before_zeros, BFloat16* after_zeros) {
+    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    _mm512_storeu_si512(before_zeros, low);
+    _mm512_storeu_si512(after_zeros, _mm512_slli_epi32(low, 16));
+  }
   static FA_INLINE void split_pairs(__m512i pairs, V* of_bf16) {
     of_bf16[0] = V(_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
     of_bf16[1] = V(_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000)))));
@@ -184,10 +194,11 @@ struct Avx512Simd {
     };
     return V(quarters(quarters(four(0), four(4)), quarters(four(8), four(12))));
   }
-  // 16 rows of 16 words, strides in words. Vectors are gathered so that row 4 L + i lands in 128-bit lane L of vector
-  // i: then only a 4 x 4 transpose inside the lanes is left.
-  static FA_INLINE void transpose(const float* in, index_t in_stride, float* out, index_t out_stride) {
-    for (int c = 0; c < W; c += 4) {
+  // 16 rows of 16 words, or as many of their columns, in fours; strides in words. Vectors are gathered so that row 4 L
+  // + i lands in 128-bit lane L of vector i: then only a 4 x 4 transpose inside the lanes is left.
+  static FA_INLINE void transpose(const float* in, index_t in_stride, float* out, index_t out_stride,
+                                  index_t columns = W) {
+    for (index_t c = 0; c < columns; c += 4) {
       __m512 r[4];
       for (int i = 0; i < 4; ++i) {
         const float* const row = in + i * in_stride + c;

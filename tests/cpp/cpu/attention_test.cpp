@@ -178,11 +178,11 @@ TEST_P(CpuAttention, DoesNotDependOnThreads) {
 }
 
 // Query heads that meet the rows of one key head where they are: strips of one, two, up to four and more rows, with all
-// that is left of vectors, pairs of them and turns of keys.
+// that is left of vectors, pairs of them, turns of keys and tiles, whose strips are one half or two.
 TEST(CpuFewRows, OfEveryCountMatchDoublePrecision) {
   const Choices restored;
   std::vector<Case> cases;
-  for (const std::int64_t heads : {1, 2, 3, 4, 6, 7})
+  for (const std::int64_t heads : {1, 2, 3, 4, 6, 7, 16, 17, 32})
     for (const auto& [D, Dv] : {std::pair(36, 20), std::pair(64, 64), std::pair(17, 40), std::pair(96, 104)})
       cases.push_back({"", {1, heads, 1, 1, 70 + heads, D, Dv}, {}});
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16})

@@ -1,0 +1,31 @@
+// Which kernels and which approach sequences are for, by the rows of queries that meet each of their key heads.
+#pragma once
+
+#include <limits>
+
+#include "cpu/target.h"
+#include "cpu/units.h"
+
+namespace flash_attn::cpu {
+
+// Rows per key head up to which others are faster than blocks of tiles: in bf16 rows of memory as tiles; in fp16
+// vectors, as a strip as high as tiles would be half empty at best; and tiles of fp32 are up to twice as fast as
+// vectors only, and so for whole blocks of rows that others have packed K and V for.
+template <class Target>
+inline constexpr index_t kTooFewForTiles = Target::kParts == 1   ? kTileBlock
+                                           : Target::kParts == 2 ? kTileRows
+                                                                 : kRowsTogether;
+// Rows per key head up to which vectors are faster than rows of memory as tiles, most of which are empty then.
+inline constexpr index_t kTooFewForRowTiles = 4;
+
+// Most rows per key head of an approach. Direct sums are in another order than backward's, which the reference
+// precision does not allow itself; blocks of tiles read packed panels only.
+template <class Target>
+constexpr index_t most_rows(Approach approach) {
+  if (Target::kDirectTiles) return approach == Approach::direct ? Target::kRows : 0;
+  if (approach == Approach::packed) return std::numeric_limits<index_t>::max();
+  if (approach == Approach::in_place) return kRowsTogether;
+  return std::is_same_v<typename Target::Real, float> && !Target::kTiled ? 4 * Target::kRows : 0;
+}
+
+}  // namespace flash_attn::cpu
