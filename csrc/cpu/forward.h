@@ -218,12 +218,12 @@ class Forward {
   }
 
   // Key heads that a task works on side by side when it reads K and V directly; they are of one sequence. Fewer where
-  // tasks would not suffice for the threads.
+  // several threads would have less than four tasks each.
   index_t slots_of(index_t most, index_t splits) const {
     if (plan_.approach != Approach::direct) return 1;
+    const index_t threads = executor_.num_threads, tasks = threads > 1 ? 4 * threads : 1;
     index_t slots = min_of(p_.Hk, most);
-    while (slots > 1 && (p_.Hk % slots > 0 || units_.count() * splits < 4 * slots * index_t(executor_.num_threads)))
-      --slots;
+    while (slots > 1 && (p_.Hk % slots > 0 || units_.count() * splits < slots * tasks)) --slots;
     return slots;
   }
 
