@@ -208,12 +208,6 @@ void dot_rows(const typename Target::Elem* q, index_t q_stride, index_t D, const
   }
 }
 
-// Rows of a strip that products take, of a block of so many: as few as there are, if a tile holds them all.
-template <class Target>
-FA_INLINE constexpr index_t rows_of_products(index_t rows) {
-  return Target::kDirectTiles && rows <= kTileRows ? rows : Target::kRows;
-}
-
 // Sums over keys are kept as the instructions leave them, in rows of whole pairs of vectors.
 template <class Target>
 FA_INLINE index_t sums_stride(index_t features) {
@@ -293,12 +287,12 @@ void accumulate_rows(const typename Target::Elem* p, const DirectRows& rows, ind
   });
 }
 
-// o[r] += sums[r].
-template <class Target, class T, int Rows>
-void add_sums(const typename Target::Real* sums, index_t features, typename Target::Real* o, index_t o_stride) {
-  using Direct = DirectFormat<Target, T>;
+// o[r] += sums[r], which lie as in Direct's columns.
+template <class Target, class Direct>
+FA_INLINE void add_rows_of_sums(index_t rows, const typename Target::Real* sums, index_t features,
+                                typename Target::Real* o, index_t o_stride) {
   using Simd = typename Target::Simd;
-  for (int r = 0; r < Rows; ++r, o += o_stride, sums += sums_stride<Target>(features))
+  for (index_t r = 0; r < rows; ++r, o += o_stride, sums += sums_stride<Target>(features))
     for (index_t at = 0; at < features; at += Direct::kVectors * Simd::W) {
       typename Simd::V part[Direct::kVectors];
       for (int c = 0; c < Direct::kVectors; ++c) part[c] = Simd::load(sums + at + c * Simd::W);
@@ -306,6 +300,11 @@ void add_sums(const typename Target::Real* sums, index_t features, typename Targ
       for (int c = 0; c < Direct::kVectors && at + c * Simd::W < features; ++c)
         Simd::store(o + at + c * Simd::W, Simd::load(o + at + c * Simd::W) + part[c]);
     }
+}
+
+template <class Target, class T, int Rows>
+void add_sums(const typename Target::Real* sums, index_t features, typename Target::Real* o, index_t o_stride) {
+  add_rows_of_sums<Target, DirectFormat<Target, T>>(Rows, sums, features, o, o_stride);
 }
 
 // The products for a tensor's dtype, chosen once per call; none for tiles.

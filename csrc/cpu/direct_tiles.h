@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cpu/direct_rows.h"
+#include "cpu/few_rows.h"
 #include "cpu/tiles.h"
 
 namespace flash_attn::cpu {
@@ -44,31 +45,24 @@ class DirectTiles {
     Ahead ahead(rows.ahead);
     alignas(kTileBytes) Elem weights[kMostTiles * kMostHalves * 2 * kTileElems];
     RowsAsTiles from(rows, keys);
-    const index_t halves = ceil_div(count, kHalf), padded = halves > 1 ? halves * kHalf : count;
+    const index_t halves = ceil_div(count, kHalf), padded = rows_of_products<Target>(count);
     for (index_t n = 0; n < from.count(); ++n)
-      for (index_t r = 0; r < padded; r += kHalf)
-        put_beside_zeros(min_of(kHalf, padded - r), p + r * kDirectKeys + keys.begin + n * kTileRows,
-                         weights + (n * halves * kHalf + r) * 2 * kTileDepth);
-    fence();
+      for (index_t half = 0; half < halves; ++half)
+        put_beside_zeros(min_of(kHalf, padded), p + half * kHalf * kDirectKeys + keys.begin + n * kTileRows,
+                         weights + (n * halves + half) * 2 * kTileElems);
+    fence_tiles();
     const Sums to{sums, sums_stride<Target>(features), features, fresh};
     index_t at = 0;
     if (halves > 1)
-      for (; at < features; at += kTileDepth) multiply_part(weights, from, at, to, ahead);
-    for (; at + kTileDepth < features; at += 2 * kTileDepth) multiply_parts<true>(weights, from, at, to, ahead);
-    if (at < features) multiply_parts<false>(weights, from, at, to, ahead);
-    fence();
+      for (; at < features; at += kTileDepth) multiply_for_halves(weights, from, at, to, ahead);
+    for (; at + kTileDepth < features; at += 2 * kTileDepth) multiply_for_half<true>(weights, from, at, to, ahead);
+    if (at < features) multiply_for_half<false>(weights, from, at, to, ahead);
+    fence_tiles();
   }
 
   // o[r] += sums[r].
   static void add_sums(index_t count, const Real* sums, index_t features, Real* o, index_t o_stride) {
-    using V = typename Simd::V;
-    constexpr index_t W = Simd::W;
-    for (index_t r = 0; r < count; ++r, o += o_stride, sums += sums_stride<Target>(features))
-      for (index_t at = 0; at < features; at += 2 * W) {
-        V part[2] = {Simd::load(sums + at), Simd::load(sums + at + W)};
-        Simd::interleave(part);
-        for (index_t c = 0; c < 2; ++c) Simd::store(o + at + c * W, Simd::load(o + at + c * W) + part[c]);
-      }
+    add_rows_of_sums<Target, SplitPairs<Target>>(count, sums, features, o, o_stride);
   }
 
  private:
@@ -77,9 +71,6 @@ class DirectTiles {
     index_t stride, features;
     bool fresh;  // They are 0 before.
   };
-
-  // Tile loads read what vectors wrote, and the other way round, which the compiler is to leave where it was.
-  static FA_INLINE void fence() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
   static FA_INLINE void ask_for_tile(Ahead& ahead) {
     for (index_t line = 0; line < kTileRows; ++line) ahead.ask();
@@ -116,12 +107,12 @@ class DirectTiles {
     }
     template <int Tile>
     FA_NOINLINE void load_copy(Tiles& tiles, index_t n, index_t at, index_t features) {
-      fence();
+      fence_tiles();
       for (index_t r = 0; r < kTileRows; ++r) {
         const index_t row = first(n) + r, there = row < keys_.end ? min_of(features - at, kTileDepth) : 0;
         Simd::copy_first(there > 0 ? rows_.row<Elem>(row) + at : nullptr, there, copy_ + r * kTileDepth);
       }
-      fence();
+      fence_tiles();
       tiles.template load<Tile>(copy_, kTileBytes);
     }
 
@@ -138,7 +129,7 @@ class DirectTiles {
     constexpr index_t kQueries = (Halves ? 2 : 1) * kHalf, kBytes = kQueries * index_t(sizeof(Real));
     alignas(kTileBytes) Real products[kDirectKeys * kQueries];  // Keys x queries.
     RowsAsTiles from(rows, keys);
-    fence();
+    fence_tiles();
     Real* to = products;
     for (index_t n = 0; n < from.count(); ++n, to += kTileRows * kQueries) {
       tiles.template zero<7>();
@@ -157,7 +148,7 @@ class DirectTiles {
       tiles.template store<7>(to, kBytes);
       if constexpr (Halves) tiles.template store<3>(to + kHalf, kBytes);
     }
-    fence();
+    fence_tiles();
     for (index_t n = 0; n < from.count(); ++n)
       for (index_t r = 0; r < count; r += kHalf)
         Simd::transpose(products + n * kTileRows * kQueries + r, kQueries,
@@ -190,8 +181,8 @@ class DirectTiles {
 
   // Features from `at` on for one half of queries: one part of kTileDepth or two.
   template <bool Two>
-  static FA_INLINE void multiply_parts(const Elem* weights, RowsAsTiles& from, index_t at, const Sums& to,
-                                       Ahead& ahead) {
+  static FA_INLINE void multiply_for_half(const Elem* weights, RowsAsTiles& from, index_t at, const Sums& to,
+                                          Ahead& ahead) {
     sum_tiles<Two ? 4 : 2>(from.count(), to, to.data + at, kTileDepth, [&](Tiles& tiles, index_t n) {
       const Elem* const p = weights + n * 2 * kTileElems;
       tiles.template load<4>(p, kTileBytes);
@@ -210,8 +201,8 @@ class DirectTiles {
   }
 
   // kTileDepth features from `at` on for two halves of queries.
-  static FA_INLINE void multiply_part(const Elem* weights, RowsAsTiles& from, index_t at, const Sums& to,
-                                      Ahead& ahead) {
+  static FA_INLINE void multiply_for_halves(const Elem* weights, RowsAsTiles& from, index_t at, const Sums& to,
+                                            Ahead& ahead) {
     sum_tiles<4>(from.count(), to, to.data + at, kHalf * to.stride, [&](Tiles& tiles, index_t n) {
       const Elem* const p = weights + n * 4 * kTileElems;
       tiles.template load<4>(p, kTileBytes);

@@ -1,4 +1,4 @@
-// Which kernels and which approach sequences are for, by the rows of queries that meet each of their key heads.
+// What depends on the rows of queries that meet each key head of a sequence: kernels, approach, rows of products.
 #pragma once
 
 #include <limits>
@@ -26,6 +26,12 @@ constexpr index_t most_rows(Approach approach) {
   if (approach == Approach::packed) return std::numeric_limits<index_t>::max();
   if (approach == Approach::in_place) return kRowsTogether;
   return std::is_same_v<typename Target::Real, float> && !Target::kTiled ? 4 * Target::kRows : 0;
+}
+
+// Rows of a strip that products take, of a block of so many: as few as there are, if a tile holds them all.
+template <class Target>
+FA_INLINE constexpr index_t rows_of_products(index_t rows) {
+  return Target::kDirectTiles && rows <= kTileRows ? rows : Target::kRows;
 }
 
 }  // namespace flash_attn::cpu

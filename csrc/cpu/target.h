@@ -36,7 +36,7 @@ struct Target {
   static constexpr int kPanel = PanelVectors * SimdT::W;
   static constexpr bool kPortable = std::is_same_v<SimdT, PortableSimd<Real, SimdT::W>>;
   using Tiles = TilesT;
-  static constexpr bool kTiled = TilesT::kBlocks, kDirectTiles = TilesT::kRows;
+  static constexpr bool kTiled = TilesT::kOfBlocks, kDirectTiles = TilesT::kOfRows;
   static constexpr bool kTall = !kTiled && SimdT::W == 16 && (Rows > PanelVectors);
   static constexpr int kParts = Format::kParts;
   static constexpr index_t kSize = sizeof(Elem) * kParts;

@@ -21,7 +21,7 @@ namespace flash_attn::cpu {
 // For targets whose micro-kernel works in vector registers. kBlocks: packed operands meet in blocks of tiles; kRows:
 // few rows meet rows of memory as tiles (direct_tiles.h).
 struct NoTiles {
-  static constexpr bool kBlocks = false, kRows = false;
+  static constexpr bool kOfBlocks = false, kOfRows = false;
   struct Session {
     explicit Session(index_t = 0) {}
   };
@@ -32,6 +32,9 @@ inline constexpr index_t kTileBytes = 64;                  // Of a row.
 inline constexpr index_t kTileBlock = 2 * kTileRows;       // Rows and columns of a block of C.
 inline constexpr int kTiles = 8, kShortTiles = 5;          // The first of them may have fewer rows.
 
+// Tile loads read what vectors and scalars wrote, and the other way round, which the compiler is to leave where it was.
+FA_INLINE void fence_tiles() { std::atomic_signal_fence(std::memory_order_seq_cst); }
+
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__)
 // The layout that LDTILECFG reads (Intel SDM volume 2, LDTILECFG).
 struct TileConfig {
@@ -41,10 +44,10 @@ struct TileConfig {
 };
 
 // The compiler's intrinsics want literal tile numbers, and do not say what memory they read: hence the switches, and
-// the fences in multiply_strip.
+// fence_tiles.
 class AmxTiles {
  public:
-  static constexpr bool kBlocks = true, kRows = false;
+  static constexpr bool kOfBlocks = true, kOfRows = false;
   // The tile registers of a thread are set up while one exists, the first kShortTiles with `rows` rows.
   class Session {
    public:
@@ -54,7 +57,7 @@ class AmxTiles {
         config.row_bytes[tile] = kTileBytes;
         config.rows[tile] = static_cast<std::uint8_t>(tile < kShortTiles ? rows : kTileRows);
       }
-      std::atomic_signal_fence(std::memory_order_seq_cst);
+      fence_tiles();
       _tile_loadconfig(&config);
     }
     FA_INLINE ~Session() { _tile_release(); }
@@ -115,7 +118,7 @@ class AmxTiles {
 // Subnormal numbers are kept, where the instruction takes them as zero.
 class EmulatedTiles {
  public:
-  static constexpr bool kBlocks = true, kRows = false;
+  static constexpr bool kOfBlocks = true, kOfRows = false;
   class Session {
    public:
     FA_INLINE explicit Session(index_t rows = kTileRows) { rows_of_short_tiles() = rows; }
@@ -193,7 +196,7 @@ class EmulatedTiles {
 
 template <class TilesT>
 struct RowTiles : TilesT {
-  static constexpr bool kBlocks = false, kRows = true;
+  static constexpr bool kOfBlocks = false, kOfRows = true;
 };
 
 template <class Target>
@@ -287,7 +290,7 @@ struct TileSums {
   FA_INLINE TileBlock block() { return {sums, kTileBlock}; }
   template <class Simd>
   FA_INLINE void join(const TileBlock& to) const {
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    fence_tiles();
     const float* from = sums;
     float* c = to.c;
     for (index_t r = 0; r < kTileBlock; ++r, from += kTileBlock, c += to.stride)
@@ -307,8 +310,7 @@ void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>
   const PartStrides parts{a.row_stride / kParts, b.depth / kParts * kTileBlock};
   typename Target::Tiles tiles;
   [[maybe_unused]] TileSums apart;
-  // Tile loads read what vectors and scalars wrote, which the compiler is to leave where it was.
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  fence_tiles();
   TileBlock block{c, c_stride}, before{};
   const auto to = [&] {  // Where the sums of the block before go from their tiles.
     if constexpr (kApart) return apart.block();
@@ -337,7 +339,7 @@ void multiply_strip(const StripA<typename Target::Elem>& a, const Panels<Target>
   each_part([&](auto tile) { tiles.template store<decltype(tile)::value>(last_sums.template tile<tile>(), bytes); },
             std::make_integer_sequence<int, 4>());
   if constexpr (kApart) apart.join<typename Target::Simd>(before);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  fence_tiles();
 }
 
 }  // namespace flash_attn::cpu

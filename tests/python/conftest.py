@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tools")]
 
 import support_matrix  # noqa: E402
+from instruction_sets import AVAILABLE, KNOWN, module  # noqa: E402
 
 TORCH_RELEASE = tuple(int(n) for n in torch.__version__.replace("a", ".").split(".")[:2])
 
@@ -93,3 +94,13 @@ def rng():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture(params=KNOWN)
+def isa(request):
+    """Each instruction set of the CPU in turn, forced while the test runs."""
+    if request.param not in AVAILABLE:
+        pytest.skip(f"this machine does not execute {request.param}; it has {', '.join(AVAILABLE)}")
+    module._force_cpu_isa(request.param)
+    yield request.param
+    module._force_cpu_isa("")

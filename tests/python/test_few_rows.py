@@ -9,7 +9,7 @@ import pytest
 import same_bits
 import torch
 from cases import Case
-from test_instruction_sets import isa, with_tiles  # noqa: F401  (isa is a fixture)
+from instruction_sets import with_tiles
 
 import flash_attn
 from flash_attn import flash_attn_with_kvcache
@@ -42,20 +42,20 @@ FEW += [
 
 @with_tiles
 @pytest.mark.parametrize("case", [c.param() for c in FEW])
-def test_few_rows(case, isa):  # noqa: F811
+def test_few_rows(case, isa):
     harness.check(case)
 
 
 @with_tiles
 @pytest.mark.parametrize("D", [64, 80])
-def test_few_rows_same_bits_for_every_thread_count(D, isa):  # noqa: F811
+def test_few_rows_same_bits_for_every_thread_count(D, isa):
     same_bits.check_every_thread_count(replace(ONE, lengths=((6, 2100), (6, 2100)), D=D, causal=True))
 
 
 @with_tiles
 @pytest.mark.parametrize("queries, D", [(2, 64), (3, 80), (8, 128)])
 @pytest.mark.parametrize("page", [1, 5, 16, 24, 256])
-def test_pages_give_the_bits_of_one_piece(page, queries, D, isa):  # noqa: F811
+def test_pages_give_the_bits_of_one_piece(page, queries, D, isa):
     """Tiles of rows at equal distances, and others, which are copied; nothing past a sequence's keys is read."""
     B, Hk, lengths = 2, 2, [331, 77]
     g = torch.Generator().manual_seed(page + queries)

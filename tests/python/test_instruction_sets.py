@@ -13,15 +13,9 @@ import pytest
 import same_bits
 import torch
 from cases import Case
+from instruction_sets import AVAILABLE, KNOWN, module, with_tiles
 
 import flash_attn
-from flash_attn import flash_attn_interface as interface
-
-module = interface.flash_attn_gpu
-AVAILABLE = module._cpu_isas()
-KNOWN = ("portable", "avx2", "avx512", "avx512_bf16", "amx_bf16_emulated", "amx_bf16")
-TILED = KNOWN[4:]
-with_tiles = pytest.mark.parametrize("isa", TILED, indirect=True)
 
 # A slice of the grid: every dtype, tails of vectors of every width, and each feature.
 SLICE = [
@@ -53,15 +47,6 @@ TILES = [
 ]
 # Numbers in parts, as which fp16 and fp32 are multiplied there, take the same ways.
 TILES += [replace(c, dtype=dtype) for dtype in ("fp16", "fp32") for c in TILES if c.Hk == 1 and c.lengths[0][0] == 160]
-
-
-@pytest.fixture(params=KNOWN)
-def isa(request):
-    if request.param not in AVAILABLE:
-        pytest.skip(f"this machine does not execute {request.param}; it has {', '.join(AVAILABLE)}")
-    module._force_cpu_isa(request.param)
-    yield request.param
-    module._force_cpu_isa("")
 
 
 def fp32_uses_tiles(isa):
