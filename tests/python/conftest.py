@@ -18,8 +18,8 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tools")]
 
+import instruction_sets  # noqa: E402
 import support_matrix  # noqa: E402
-from instruction_sets import AVAILABLE, KNOWN, module  # noqa: E402
 
 TORCH_RELEASE = tuple(int(n) for n in torch.__version__.replace("a", ".").split(".")[:2])
 
@@ -96,11 +96,12 @@ def rng():
         yield
 
 
-@pytest.fixture(params=KNOWN)
+@pytest.fixture(params=instruction_sets.KNOWN)
 def isa(request):
     """Each instruction set of the CPU in turn, forced while the test runs."""
-    if request.param not in AVAILABLE:
-        pytest.skip(f"this machine does not execute {request.param}; it has {', '.join(AVAILABLE)}")
-    module._force_cpu_isa(request.param)
+    available, force = instruction_sets.available(), instruction_sets.cpu()._force_cpu_isa
+    if request.param not in available:
+        pytest.skip(f"this machine does not execute {request.param}; it has {', '.join(available)}")
+    force(request.param)
     yield request.param
-    module._force_cpu_isa("")
+    force("")

@@ -13,7 +13,7 @@ import pytest
 import same_bits
 import torch
 from cases import Case
-from instruction_sets import AVAILABLE, KNOWN, module, with_tiles
+from instruction_sets import KNOWN, available, cpu, with_tiles
 
 import flash_attn
 
@@ -197,19 +197,19 @@ def test_few_rows_of_bf16_use_tiles_that_are_not_packed(isa):
 
 
 def test_emulation_is_never_chosen():
-    module._force_cpu_isa("")
+    cpu()._force_cpu_isa("")
     q = torch.zeros(1, 128, 1, 8, dtype=torch.bfloat16)
     assert flash_attn.explain(q, q, q).instruction_set != "amx_bf16_emulated"
 
 
 def test_portable_is_always_there():
-    assert AVAILABLE[-1] == "portable" and set(AVAILABLE) <= set(KNOWN)
+    assert available()[-1] == "portable" and set(available()) <= set(KNOWN)
 
 
 def test_unknown_name_is_refused():
     with pytest.raises(RuntimeError, match="(?s)portable.*sse9"):
-        module._force_cpu_isa("sse9")
-    assert flash_attn.explain(*(torch.zeros(1, 1, 1, 8),) * 3).instruction_set in AVAILABLE
+        cpu()._force_cpu_isa("sse9")
+    assert flash_attn.explain(*(torch.zeros(1, 1, 1, 8),) * 3).instruction_set in available()
 
 
 def report(**environment):
@@ -223,7 +223,7 @@ def report(**environment):
 
 
 @pytest.mark.second_torch
-@pytest.mark.parametrize("name", AVAILABLE)
+@pytest.mark.parametrize("name", available())
 def test_environment_variable(name):
     done = report(FLASH_ATTN_CPU_ISA=name)
     assert done.stdout.strip() == name, done.stderr

@@ -96,6 +96,15 @@ def test_spellings_of_the_triton_switch(monkeypatch, value, requested):
     assert _backend_choice.triton_requested() is requested
 
 
+def test_these_tests_set_up_without_choosing_a_backend():
+    """The Triton backend's suite loads conftest.py before it chooses, which importing the package would have done."""
+    tests = str(pathlib.Path(__file__).parent)
+    result = python(
+        "-c", f"import sys; sys.path.insert(0, {tests!r}); import conftest; print('flash_attn' in sys.modules)"
+    )
+    assert result.stdout == "False\n", result.stderr
+
+
 def test_triton_is_not_chosen_here():
     assert interface.USE_TRITON_ROCM is False
 
