@@ -14,6 +14,7 @@ On the CPU the rows come in suites, each row with what it must reach:
   threads   two threads over one
   avx2      dense, with this package, torch, oneDNN and MKL held to AVX2
   train     a training step of examples/train_gpt.py against the same with torch's SDPA
+  drawn     problems drawn at random, against torch; only when asked for
 
 All calls of a row are timed in turn (ours, peer, ours, peer, ...), so that a machine that slows down slows both, and
 the value is taken from medians. Before timing, one head of each row's result is compared with attention by its
@@ -33,6 +34,7 @@ import sys
 
 import avx2
 import combine
+import drawn_suite
 import report
 import torch
 import torch.nn.functional as F
@@ -61,7 +63,9 @@ SUITES = {
     "threads": threads_rows,
     "avx2": avx2_rows,
     "train": train_rows,
+    "drawn": drawn_suite.drawn_rows,
 }
+WHEN_ASKED = ("drawn",)
 SWEEP = [2**power for power in range(7, 15)]  # 128 to 16384
 SET_UP_SECONDS = 3.0  # per row
 DENSE_ONLY = ("head_dims", "lengths", "batch", "heads", "sweep")
@@ -81,7 +85,7 @@ def parser():
         nargs="+",
         choices=SUITES,
         metavar="NAME",
-        help=f"of {', '.join(SUITES)} [all; dense on a GPU, without a peer, or where an option of dense rows is given]",
+        help=f"of {', '.join(SUITES)} [all but {', '.join(WHEN_ASKED)}; dense on a GPU, without a peer, or where an option of dense rows is given]",
     )
     add("--dtypes", nargs="+", choices=DTYPES, metavar="T", help="of fp32, bf16, fp16 [README.md; on a GPU bf16]")
     add("--head-dims", nargs="+", type=int, metavar="D", help="dense rows: head dimensions [64 128]")
@@ -89,13 +93,19 @@ def parser():
     add("--sweep", action="store_true", help="dense rows: lengths 128 to 16384, of bf16 and fp32 unless --dtypes says")
     add("--batch", type=int, metavar="B", help=f"dense rows: batch size [1; on a GPU {TOKENS} / S]")
     add("--heads", type=int, metavar="H", help=f"dense rows: heads [8; on a GPU {WIDTH} / D]")
+    add("--draw", type=int, metavar="N", help="drawn rows: how many [24]")
+    add("--seed", type=int, metavar="N", help="drawn rows: of the random problems [0]")
     add("--rows", nargs="+", metavar="WORDS", help='only rows with all these words, such as "bf16 D64 backward"')
     add("--seconds", type=float, metavar="T", help="time per row, at least five samples [3; on a GPU 0.3]")
     add("--threads", type=int, metavar="N", help="threads of both sides [torch's default]")
     add("--quick", action="store_true", help="small and short: does it run, not how fast is it")
     add("--json", metavar="FILE", help="write setting, medians and every sample; rewritten after each row")
     add("--combine", nargs="+", metavar="FILE", help="measure nothing: one table of what --json wrote in several runs")
-    add("--plot", metavar="FILE", help="draw GFLOP/s of the dense rows over S (needs matplotlib)")
+    add(
+        "--plot",
+        metavar="FILE",
+        help="draw GFLOP/s of the dense rows over S ; without these, ratios of the drawn ones (needs matplotlib)",
+    )
     add("--fail-under", type=float, metavar="R", help="exit with status 1 if a ratio to the peer is below R")
     add("--check-required", action="store_true", help="exit with status 1 if a row misses what it must reach")
     return parser
@@ -110,11 +120,11 @@ def parse_arguments(arguments):
         return args
     refuse(args, this.error)
     dense_only = args.device == "cuda" or args.against == "none" or any(getattr(args, name) for name in DENSE_ONLY)
-    args.suites = args.suites or (["dense"] if dense_only else list(SUITES))
+    args.suites = args.suites or (["dense"] if dense_only else [name for name in SUITES if name not in WHEN_ASKED])
     args.short_rows = args.device == "cpu" and not (args.lengths or args.sweep or args.quick)
     # fp16 runs the fp32 kernels: the rows that compare this package with itself take it when it is asked for.
     args.suite_dtypes = args.dtypes or ["bf16", "fp32"]
-    defaults = dict(dtypes=list(DTYPES), lengths=[2048], head_dims=[64, 128], seconds=3.0)
+    defaults = dict(dtypes=list(DTYPES), lengths=[2048], head_dims=[64, 128], seconds=3.0, draw=24, seed=0)
     if args.device == "cuda":
         defaults.update(dtypes=["bf16"], lengths=[512, 1024, 2048, 4096, 8192, 16384], seconds=0.3)
     if args.quick:
@@ -150,9 +160,13 @@ def refuse(args, error):
     others = [name for name in args.suites or [] if name != "dense"]
     if others and (args.device == "cuda" or args.against == "none"):
         error(f"--suites {' '.join(others)}: these are for --device cpu --against torch; --suites dense is for all")
-    dense = [name for name in (*DENSE_ONLY, "plot") if getattr(args, name)]
-    if args.suites and "dense" not in args.suites and dense:
-        error(f"--{dense[0].replace('_', '-')} is for the dense rows; add dense to --suites {' '.join(others)}")
+    suites = args.suites or ["dense"]
+    of_suites = {**dict.fromkeys(DENSE_ONLY, ["dense"]), "plot": ["dense", "drawn"]}
+    of_suites.update(dict.fromkeys(("draw", "seed"), ["drawn"]))
+    for name, needed in of_suites.items():
+        if getattr(args, name) not in (None, False) and not set(needed) & set(suites):
+            option = name.replace("_", "-")
+            error(f"--{option} is for the {needed[0]} rows; add {needed[0]} to --suites {' '.join(args.suites or [])}")
     if args.sweep and args.lengths:
         error("--sweep sets the lengths; give it or --lengths")
 
@@ -239,10 +253,13 @@ def main(arguments):
             report.write_json(args.json, where, done)
         show(report.line(row))
         sys.stdout.flush()
-    if args.plot:
+    drawn = [row for row in rows if row.suite == "drawn"]
+    if args.plot and "dense" in args.suites:
         report.plot([row for row in rows if row.suite == "dense"], args.against, args.plot)
+    elif args.plot:
+        drawn_suite.plot(drawn, args.plot)
     if PEERS[args.against]:
-        print("", *report.summary(rows), sep="\n")
+        print("", *report.summary(rows), *drawn_suite.summary(drawn), sep="\n")
     return status(rows, args)
 
 

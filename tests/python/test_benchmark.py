@@ -101,6 +101,29 @@ def test_every_cpu_suite_fills_the_documented_json(tmp_path, documented):
         assert list(map(int, counts)) == [len(verdicts), *(verdicts.count(kind) for kind in (True, False, None))]
 
 
+@needs_sdpa
+def test_drawn_problems_are_the_seeds(tmp_path, documented):
+    """As many as asked for, the same for the same seed, with what is documented of each and all of them in the summary."""
+    pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
+
+    def names(seed, *more):
+        path = tmp_path / f"{seed}.json"
+        drawn = ("--suites", "drawn", "--draw", "5", "--seed", str(seed), "--json", str(path))
+        printed = benchmark(*drawn, *more)
+        rows = json.loads(path.read_text())["rows"]
+        always = {name for name, (_, present) in documented.items() if present == "always"}
+        assert all(always <= set(row) <= set(documented) for row in rows)
+        least = min(rows, key=lambda row: row["ratio"])
+        assert re.search(rf"least:\n +{least['ratio']:.2f} {re.escape(least['name'])}\n", printed)
+        assert sum(map(int, re.findall(r"^\w+ (?:for|back)ward \w+ +(\d+)", printed, re.MULTILINE))) == 5
+        return [row["name"] for row in rows]
+
+    first = names(1, "--plot", str(tmp_path / "drawn.png"))
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+    assert [name.split()[1] for name in first] == ["fp32", "bf16", "fp16", "fp32", "bf16"]
+    assert first == names(1) != names(2)
+
+
 @pytest.fixture
 def documented():
     """The fields of README.md's table of a row: name to (type, where it is present)."""
@@ -321,6 +344,8 @@ def test_long_rounds_are_run_twice(modules, monkeypatch):
         (["--against=none", "--suites", "area"], "--suites area: these are for --device cpu --against torch"),
         (["--suites", "area", "--lengths", "128"], "--lengths is for the dense rows; add dense to --suites area"),
         (["--suites", "area", "--plot", "x.png"], "--plot is for the dense rows"),
+        (["--draw", "3"], "--draw is for the drawn rows; add drawn to --suites"),
+        (["--suites", "dense", "--seed", "3"], "--seed is for the drawn rows; add drawn to --suites dense"),
         (["--sweep", "--lengths", "128"], "--sweep sets the lengths"),
         (["--against=none", "--check-required"], "--fail-under and --check-required need a ratio"),
     ],
@@ -354,7 +379,7 @@ def test_required_rows_are_all_there(modules):
     assert {row.required for row in rows["dims"]} == {0.85, 0.75}
     assert {row.required for row in rows["features"]} == {1.15, 1.25, 1.35}
     assert {row.required for row in rows["decode"]} == {0.7, 2.5, None}
-    assert {row.required for suite in ("few", "uneven", "calls") for row in rows[suite]} == {None}
+    assert {row.required for suite in ("few", "uneven", "calls", "drawn") for row in rows[suite]} == {None}
     assert {row.required for row in rows["threads"]} == {1.85, 1.7}
     assert {row.required for suite in ("small", "train") for row in rows[suite]} == {1.0}
     swept = attention.parse_arguments(["--sweep"])
