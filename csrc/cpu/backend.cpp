@@ -200,9 +200,8 @@ Approach forward_approach(const Problem& p, const Kernels& kernels) {
 }
 
 // The tiles of the longest sequence, with the reason where its rows per key head are few.
-Tiles forward_tiles_of(const Problem& p, const Kernels& kernels, std::vector<std::string>& reasons) {
+Tiles forward_tiles_of(const Problem& p, const Kernels& kernels, Approach approach, std::vector<std::string>& reasons) {
   const index_t rows = p.Sq * p.group(), together = rows_together(p.Sq, p.group());
-  const Approach approach = forward_approach(p, kernels);
   Tiles tiles = forward_tiles(approach, p.D, p.Dv, kernels.elem_size, kernels.strip_rows, p.window_left < 0);
   if (approach == Approach::packed) return tiles;
   tiles.queries = together / max_of<index_t>(p.Sq, 1) * p.Sq;
@@ -220,20 +219,22 @@ class CpuBackend final : public Backend {
 
   Explanation explain(const Problem& p, Pass pass, const Executor&) const override {
     Explanation e;
-    const bool forward = pass == Pass::forward;
+    const bool forward = pass != Pass::backward, s_dmask = pass == Pass::forward_and_s_dmask;
     const Kernels& chosen = choose_kernels(p, &e.reasons);
-    const Kernels& kernels = forward ? longest_forward_kernels(p, chosen, e.reasons) : chosen;
+    const Kernels& kernels = pass == Pass::forward ? longest_forward_kernels(p, chosen, e.reasons) : chosen;
     const BackwardKernel& backward = backward_kernel(p, kernels);
-    const Approach approach = forward_approach(p, kernels);
+    const Approach approach = s_dmask ? Approach::packed : forward_approach(p, kernels);
+    if (s_dmask) e.reasons.push_back("S_dmask is written from packed keys, however few rows meet them");
     const Tiles tiles = forward
-                            ? forward_tiles_of(p, kernels, e.reasons)
+                            ? forward_tiles_of(p, kernels, approach, e.reasons)
                             : backward_tiles(p.D, p.Dv, kernels.elem_size, backward.strip_rows, addend_per_query(p));
     const auto number = [](index_t n) { return std::to_string(n); };
     e.backend = name();
     e.instruction_set = kernels.instruction_set;
     e.kernel =
         std::string("cpu.") + (forward ? "forward." : "backward.") + to_string(p.dtype) + "." + kernels.instruction_set;
-    if (forward && takes_lanes(p, {0, p.Sq, 0, p.Sk}, approach, tiles, kernels.lanes.depth, kernels.elem_size)) {
+    if (pass == Pass::forward &&
+        takes_lanes(p, {0, p.Sq, 0, p.Sk}, approach, tiles, kernels.lanes.depth, kernels.elem_size)) {
       e.tile = number(kLaneQueries) + " queries, in the lanes, x up to " + number(kernels.lanes.keys) + " keys, " +
                kernels.arithmetic;
       e.reasons.push_back("rows that see few keys are faster with the queries in the lanes than in strips of rows");

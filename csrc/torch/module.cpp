@@ -182,7 +182,7 @@ py::dict explain_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor
                       const OptionalTensor& attn_bias, const OptionalTensor& attn_mask,
                       const OptionalTensor& learnable_sink, const OptionalTensor& key_begin,
                       const OptionalTensor& key_end, const OptionalTensor& block_table, const OptionalTensor& seqused_k,
-                      const OptionalTensor& leftpad_k, bool backward_pass) {
+                      const OptionalTensor& leftpad_k, bool return_softmax, bool backward_pass) {
   Call call = make_call(q, k, v, alibi_slopes,
                         {dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap});
   set_lengths(call, tensor_or_none(cu_seqlens_q), tensor_or_none(cu_seqlens_k), max_seqlen_q, max_seqlen_k);
@@ -191,7 +191,9 @@ py::dict explain_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   call.key_begin = tensor_or_none(key_begin), call.key_end = tensor_or_none(key_end);
   call.block_table = tensor_or_none(block_table);
   call.seqused_k = tensor_or_none(seqused_k), call.leftpad_k = tensor_or_none(leftpad_k);
-  return as_dict(explain(call, backward_pass ? Pass::backward : Pass::forward));
+  return as_dict(explain(call, backward_pass    ? Pass::backward
+                               : return_softmax ? Pass::forward_and_s_dmask
+                                                : Pass::forward));
 }
 
 /// Waits for the lengths to be in host memory and checks them there.
@@ -254,7 +256,7 @@ PYBIND11_MODULE(flash_attn_2_cuda, m) {
         arg("max_seqlen_k"), arg("dropout_p"), arg("softmax_scale"), arg("causal"), arg("window_size_left"),
         arg("window_size_right"), arg("softcap"), arg("alibi_slopes"), arg("attn_bias"), arg("attn_mask"),
         arg("learnable_sink"), arg("key_begin"), arg("key_end"), arg("block_table"), arg("seqused_k"), arg("leftpad_k"),
-        arg("backward") = false);
+        arg("return_softmax"), arg("backward"));
   m.def("_check_lengths", &check_lengths, "Raises RuntimeError when cu_seqlens do not describe `rows` packed rows.",
         arg("cu_seqlens"), arg("queries"), arg("rows"), arg("max_seqlen"));
   m.def("_force_cpu_isa", &force_cpu_instruction_set,

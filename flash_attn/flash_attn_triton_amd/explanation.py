@@ -16,7 +16,8 @@ _NAMES = {"attention_forward": "forward", "attend_stored": "stored", "query_grad
 
 
 def explain(*call) -> Dict[str, Any]:
-    """Arguments and result as those of the native `_explain`: the call's, then whether its backward pass is meant."""
+    """Arguments and result as those of the native `_explain`: the call's, then whether it returns S_dmask, and
+    whether its backward pass is meant."""
     if not raw.computes(call[0]):
         return _on_cpu(_native.load()._explain(*call))
     refuse_tables(dict(zip(BEYOND_UPSTREAM, call[14:19])))
@@ -42,12 +43,12 @@ def _meta(x: Tensor) -> Tensor:
 
 def _run(*call) -> None:
     q, k, v, cu_q, cu_k, max_q, max_k, *score = call[:13]
-    slopes, (block_table, used, leftpad, backward) = call[13], call[19:]
+    slopes, (block_table, used, leftpad, return_softmax, backward) = call[13], call[19:]
     problem = Problem(q, k, v, *score, slopes, cu_q, cu_k, max_q, max_k, used, leftpad)
     if block_table is not None:
         stored.attend_pages(problem, block_table, None, 0, False)
         return
-    out, lse, _, problem.rng_state = raw.run_forward(problem, None, False)
+    out, lse, _, problem.rng_state = raw.run_forward(problem, None, return_softmax)
     if backward:
         attention.backward(problem, out, out, lse, (q, k, v))
 

@@ -201,6 +201,18 @@ def test_explain_takes_every_call(name):
         assert flash_attn.explain(function, *arguments).backward is None
 
 
+def test_explain_knows_what_else_is_returned():
+    """S_dmask is written from packed keys, by the kernels that many rows get."""
+    q, k = torch.zeros(1, 2, 2, 64, dtype=torch.bfloat16), torch.zeros(1, 256, 2, 64, dtype=torch.bfloat16)
+    few, written = (flash_attn.explain(q, k, k, dropout_p=0.1, return_attn_probs=asked) for asked in (False, True))
+    many = flash_attn.explain(k, k, k, dropout_p=0.1)
+    assert any("read where they are" in reason for reason in few.reasons)
+    assert not any("read where they are" in reason for reason in written.reasons)
+    assert any("S_dmask" in reason for reason in written.reasons)
+    assert (written.kernel, written.instruction_set, written.tile) == (many.kernel, many.instruction_set, many.tile)
+    assert flash_attn.explain(q, k, k, return_attn_probs=True) == flash_attn.explain(q, k, k)
+
+
 def test_explain_tells_varlen_calls_from_dense_ones():
     expected = flash_attn.explain(interface.flash_attn_varlen_func, *varlen())
     assert flash_attn.explain(*varlen()) == expected

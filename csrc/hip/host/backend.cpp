@@ -69,14 +69,14 @@ class GpuBackend final : public Backend {
     e.backend = name();
     e.kernel = list_names(rows);
     e.instruction_set = device.target;
-    for (const KernelRow* row : rows) e.tile += (e.tile.empty() ? "" : "; ") + tile_of(*row);
-    const bool has_no_other = rows.back()->variant != choice.variant;
+    for (const KernelRow* each : rows) e.tile += (e.tile.empty() ? "" : "; ") + tile_of(*each);
+    const KernelRow& row = pass == Pass::backward ? *rows.back() : *rows.front();
+    const bool has_no_other = row.variant != choice.variant;
     e.reasons = {std::string("GPU ") + std::to_string(executor.gpu.device) + " is a " + device.target + " (" +
                      device.runtime + ")",
                  has_no_other ? "general variant: " + device.target + " has no other" : choice.reason,
                  std::string("head dims D = ") + std::to_string(p.D) + ", Dv = " + std::to_string(p.Dv) +
-                     " are padded to the kernel's " + std::to_string(rows.back()->D) + ", " +
-                     std::to_string(rows.back()->Dv)};
+                     " are padded to the kernel's " + std::to_string(row.D) + ", " + std::to_string(row.Dv)};
     return e;
   }
 
@@ -87,12 +87,12 @@ class GpuBackend final : public Backend {
     GpuRuntime& runtime = runtime_of(queue);
     ForwardArgs args = forward_args(f);
     const Variant variant = choose_variant(p, args.attention.regular).variant;
-    const std::vector<const KernelRow*> rows =
-        choose_kernels(p, Pass::forward, runtime.device(queue.device).target, variant);
+    const Pass pass = f.s_dmask ? Pass::forward_and_s_dmask : Pass::forward;
+    const std::vector<const KernelRow*> rows = choose_kernels(p, pass, runtime.device(queue.device).target, variant);
     if (runtime.simulated()) runtime.set_buffers(buffers_of(f));
     args.attention.tiles = tiles_of(p.Sq, *rows[0]);
     runtime.launch(*rows[0], queue, blocks_of(args.attention, *rows[0], p.H), &args);
-    if (f.s_dmask) write_s_dmask(f, queue, runtime);
+    if (f.s_dmask) write_s_dmask(f, *rows[1], queue, runtime);
   }
 
   void backward(const BackwardProblem& b, const Executor& executor) const override {
@@ -113,9 +113,8 @@ class GpuBackend final : public Backend {
   }
 
  private:
-  static void write_s_dmask(const ForwardProblem& f, const GpuQueue& queue, GpuRuntime& runtime) {
+  static void write_s_dmask(const ForwardProblem& f, const KernelRow& row, const GpuQueue& queue, GpuRuntime& runtime) {
     const Problem& p = f.problem;
-    const KernelRow& row = choose_dmask_kernel(p, runtime.device(queue.device).target);
     ForwardDmaskArgs args = dmask_args(f);
     args.attention.tiles = tiles_of(p.Sq, row);
     if (p.Sq * p.Sk > 0) runtime.launch(row, queue, blocks_of(args.attention, row, p.H), &args);

@@ -73,11 +73,6 @@ VariantChoice choose_variant(const Problem& p, bool regular) {
           p.window_right == 0 ? "plain variant: causal, aligned tensors" : "plain variant: no mask, aligned tensors"};
 }
 
-const KernelRow& choose_dmask_kernel(const Problem& p, const std::string& target) {
-  if (const KernelRow* row = find(p, Family::forward_dmask, target_kind(target), Variant::general)) return *row;
-  no_kernel(p, "S_dmask", target);
-}
-
 std::vector<const KernelRow*> choose_kernels(const Problem& p, Pass pass, const std::string& device_target,
                                              Variant variant) {
   const Target target = target_kind(device_target);
@@ -86,12 +81,14 @@ std::vector<const KernelRow*> choose_kernels(const Problem& p, Pass pass, const 
                        embedded_list() + ". Build with GPU_ARCHS=" + device_target);
   std::vector<const KernelRow*> rows;
   const auto add = [&](Family family) {
-    const KernelRow* row = find(p, family, target, variant);
+    // What writes S_dmask is rare and comes in one variant.
+    const KernelRow* row = find(p, family, target, family == Family::forward_dmask ? Variant::general : variant);
     if (row) rows.push_back(row);
     return row != nullptr;
   };
-  if (pass == Pass::forward) {
+  if (pass != Pass::backward) {
     if (!add(Family::forward)) no_kernel(p, "forward", device_target);
+    if (pass == Pass::forward_and_s_dmask && !add(Family::forward_dmask)) no_kernel(p, "S_dmask", device_target);
     return rows;
   }
   const auto add_keys = [&] {

@@ -20,9 +20,6 @@ VariantChoice choose_variant(const Problem& problem, bool regular);
 std::vector<const KernelRow*> choose_kernels(const Problem& problem, Pass pass, const std::string& target,
                                              Variant variant);
 
-// The row of the kernel that writes S_dmask.
-const KernelRow& choose_dmask_kernel(const Problem& problem, const std::string& target);
-
 // Kinds of targets in the manifest. Throws NotSupported for a target that no row is for.
 Target target_kind(const std::string& target);
 

@@ -168,7 +168,8 @@ struct Explanation {
   std::string tile;             ///< such as "4 queries x 64 keys, key blocks of 512"
   std::vector<std::string> reasons;
 };
-enum class Pass : std::uint8_t { forward, backward };
+/// What is computed; forward by the kernels that write S_dmask, too, where that is asked for.
+enum class Pass : std::uint8_t { forward, backward, forward_and_s_dmask };
 /// A problem on a GPU needs the executor's queue: kernels differ between targets.
 FLASH_ATTN_API Explanation explain(const AttentionProblem& problem, Pass pass, const Executor& executor = {});
 /// Of attention_with_cache; out and lse need not be set.

@@ -41,9 +41,10 @@ TEST(Choice, EveryHeadDimUpTo256HasKernelsBothWays) {
       for (const Variant variant : {Variant::plain, Variant::general})
         for (const index_t D : {1, 40, 64, 65, 128, 129, 192, 256})
           for (const index_t Dv : {1, 64, 80, 256})
-            for (const Pass pass : {Pass::forward, Pass::backward}) {
+            for (const Pass pass : {Pass::forward, Pass::backward, Pass::forward_and_s_dmask}) {
               const auto rows = choose_kernels(problem(dtype, D, Dv), pass, target, variant);
-              ASSERT_EQ(rows.size(), pass == Pass::forward ? 1u : rows.size() == 4 ? 4u : 3u);
+              const std::size_t backward = rows.size() == 4 ? 4 : 3;
+              ASSERT_EQ(rows.size(), pass == Pass::forward ? 1 : pass == Pass::forward_and_s_dmask ? 2 : backward);
               for (const KernelRow* row : rows)
                 EXPECT_TRUE(row->D >= D && row->Dv >= Dv && row->dtype == dtype) << row->name;
             }
