@@ -85,7 +85,8 @@ def parser():
         nargs="+",
         choices=SUITES,
         metavar="NAME",
-        help=f"of {', '.join(SUITES)} [all but {', '.join(WHEN_ASKED)}; dense on a GPU, without a peer, or where an option of dense rows is given]",
+        help=f"of {', '.join(SUITES)} [all but {', '.join(WHEN_ASKED)}; "
+        "dense on a GPU, without a peer, or where an option of dense rows is given]",
     )
     add("--dtypes", nargs="+", choices=DTYPES, metavar="T", help="of fp32, bf16, fp16 [README.md; on a GPU bf16]")
     add("--head-dims", nargs="+", type=int, metavar="D", help="dense rows: head dimensions [64 128]")

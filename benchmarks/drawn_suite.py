@@ -64,7 +64,7 @@ def log_uniform(source, least, most):
 
 
 def drawn(source, dtype):
-    """A problem of that dtype from the random source. Lengths are equal in a causal one: torch aligns others otherwise."""
+    """A problem of that dtype from the random source. If causal, of equal lengths: torch aligns others otherwise."""
     while True:
         causal, group = source.random() < 0.4, source.choice((1, 1, 2, 4, 8))
         # Of a single key the gradients of queries are 0, to which no error is relative.
@@ -86,8 +86,8 @@ def drawn(source, dtype):
 
 
 def torch_side(problem):
-    """torch's attention and its tensors (B, H, S, D), contiguous; heads that share keys as queries of one head, which it
-    is faster with, where no mask keeps it from that."""
+    """torch's attention and its tensors (B, H, S, D), contiguous; heads that share keys as queries of one head, which
+    it is faster with, where no mask keeps it from that."""
     q, k, v, dout = (x.transpose(1, 2).contiguous() for x in problem.tensors())
     if problem.causal:
         shared = {"enable_gqa": True} if problem.H > problem.Hk else {}

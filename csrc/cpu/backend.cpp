@@ -128,15 +128,29 @@ const Rotations& rotations() {
   return portable_rotations();
 }
 
-// Of the sequences for which forward has no use of `kernels`.
+#if defined(FLASH_ATTN_X86)
+// What processors with tiles take for what is too small for these.
+const Kernels& vector_kernels(const Problem& p) {
+  return p.dtype == DType::bf16 && features().bf16_dot_is_fast ? avx512_bf16_kernels() : avx512_kernels();
+}
+#endif
+
+// Of the sequences that have too few rows for `kernels`, forward.
 const Kernels& few_rows_kernels([[maybe_unused]] const Problem& p, const Kernels& kernels) {
 #if defined(FLASH_ATTN_X86)
   if (kernels.least_rows > 0) {
-    const bool bf16 = p.dtype == DType::bf16;
-    if (bf16 && kernels.backward.run)
+    if (p.dtype == DType::bf16 && kernels.backward.run)
       return current_isa() == kAmxBf16Emulated ? amx_bf16_emulated_few_kernels() : amx_bf16_few_kernels();
-    return bf16 && features().bf16_dot_is_fast ? avx512_bf16_kernels() : avx512_kernels();
+    return vector_kernels(p);
   }
+#endif
+  return kernels;
+}
+
+// Of those that have too few keys for them, or are too short backward.
+const Kernels& short_kernels([[maybe_unused]] const Problem& p, const Kernels& kernels) {
+#if defined(FLASH_ATTN_X86)
+  if (kernels.least_length > 0) return vector_kernels(p);
 #endif
   return kernels;
 }
@@ -173,6 +187,12 @@ const Kernels& longest_forward_kernels(const Problem& p, const Kernels& chosen, 
                                         : "meet tiles of K and V that are not packed"));
   };
   const Kernels* kernels = &chosen;
+  if (rows >= kernels->least_rows && (p.Sk < kernels->least_keys || (p.varlen && kernels->least_keys > 0))) {
+    const Kernels& few = short_kernels(p, *kernels);
+    reasons.push_back((p.Sk < kernels->least_keys ? "up to " : "sequences with up to ") +
+                      std::to_string(kernels->least_keys - 1) + " keys run on the " + few.instruction_set + " kernels");
+    if (p.Sk < kernels->least_keys) kernels = &few;
+  }
   while (rows < kernels->least_rows) {
     const Kernels& few = few_rows_kernels(p, *kernels);
     if (rows >= few.least_rows) because(few, *kernels, "");
@@ -184,6 +204,17 @@ const Kernels& longest_forward_kernels(const Problem& p, const Kernels& chosen, 
     more = &few;
   }
   return *kernels;
+}
+
+// Of a backward pass, likewise.
+const Kernels& longest_backward_kernels(const Problem& p, const Kernels& chosen, std::vector<std::string>& reasons) {
+  const bool is_short = shorter_length(p.Sq, p.Sk, p.group()) < chosen.least_length;
+  const Kernels& few = short_kernels(p, chosen);
+  if (chosen.least_length > 0 && (is_short || p.varlen))
+    reasons.push_back(std::string(is_short ? "" : "of the sequences, those with ") + "up to " +
+                      std::to_string(chosen.least_length - 1) + " queries or keys, or few of both, run on the " +
+                      few.instruction_set + " kernels");
+  return is_short ? few : chosen;
 }
 
 const BackwardKernel& backward_kernel(const Problem& p, const Kernels& kernels) {
@@ -221,7 +252,9 @@ class CpuBackend final : public Backend {
     Explanation e;
     const bool forward = pass != Pass::backward, s_dmask = pass == Pass::forward_and_s_dmask;
     const Kernels& chosen = choose_kernels(p, &e.reasons);
-    const Kernels& kernels = pass == Pass::forward ? longest_forward_kernels(p, chosen, e.reasons) : chosen;
+    const Kernels& kernels = pass == Pass::forward ? longest_forward_kernels(p, chosen, e.reasons)
+                             : forward             ? chosen
+                                                   : longest_backward_kernels(p, chosen, e.reasons);
     const BackwardKernel& backward = backward_kernel(p, kernels);
     const Approach approach = s_dmask ? Approach::packed : forward_approach(p, kernels);
     if (s_dmask) e.reasons.push_back("S_dmask is written from packed keys, however few rows meet them");
@@ -254,9 +287,14 @@ class CpuBackend final : public Backend {
     const Kernels* kernels = &choose_kernels(f.problem, nullptr);
     clear_unwritten(f);
     // By a sequence's own rows, so that its bits do not depend on the others of a batch. S_dmask takes packed keys.
-    Range rows{f.s_dmask ? 0 : kernels->least_rows, std::numeric_limits<index_t>::max()};
-    for (; rows.end > 0; rows = {kernels->least_rows, rows.begin}) {
-      kernels->forward(f, rows, executor);
+    Sequences sequences;
+    if (!f.s_dmask) sequences = {{kernels->least_rows, kAny.end}, {kernels->least_keys, kAny.end}, kAny};
+    if (sequences.keys.begin > 0) {
+      const Sequences few_keys{sequences.rows, {0, kernels->least_keys}, kAny};
+      short_kernels(f.problem, *kernels).forward(f, few_keys, executor);
+    }
+    for (; sequences.rows.end > 0; sequences = {{kernels->least_rows, sequences.rows.begin}, kAny, kAny}) {
+      kernels->forward(f, sequences, executor);
       kernels = &few_rows_kernels(f.problem, *kernels);
     }
   }
@@ -267,7 +305,14 @@ class CpuBackend final : public Backend {
     forward(f, executor);
   }
   void backward(const BackwardProblem& b, const Executor& executor) const override {
-    backward_kernel(b.problem, choose_kernels(b.problem, nullptr)).run(b, executor);
+    const Problem& p = b.problem;
+    const Kernels& kernels = choose_kernels(p, nullptr);
+    clear_unwritten(b);
+    // By a sequence's own lengths, as forward by its rows.
+    backward_kernel(p, kernels).run(b, {kAny, kAny, {kernels.least_length, kAny.end}}, executor);
+    if (kernels.least_length > 0)
+      backward_kernel(p, short_kernels(p, kernels)).run(b, {kAny, kAny, {0, kernels.least_length}}, executor);
+    kernels.table_gradients(b, executor);
   }
   void rotate(const RotaryProblem& r, const Executor& executor) const override {
     cpu::rotate(r, rotations(), executor);

@@ -44,22 +44,17 @@ class Backward {
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
  public:
-  Backward(const BackwardProblem& backward, const Executor& executor)
+  Backward(const BackwardProblem& backward, const Sequences& sequences, const Executor& executor)
       : f_(backward),
         p_(backward.problem),
         executor_(executor),
         format_(row_format<Target>(p_.dtype)),
-        plan_(p_, executor),
+        plan_(p_, sequences, executor),
         walk_(plan_),
         gradients_(p_, plan_.addend, plan_.tiles) {}
 
   void run() {
-    const index_t q_end = p_.varlen ? p_.cu_seqlens_q[p_.B] : 0, k_end = p_.varlen ? p_.cu_seqlens_k[p_.B] : 0;
-    clear_slack_rows(p_, f_.dq, q_end, p_.Tq, p_.H, p_.D);
-    clear_slack_rows(p_, f_.dk, k_end, p_.Tk, p_.Hk, p_.D);
-    clear_slack_rows(p_, f_.dv, k_end, p_.Tk, p_.Hk, p_.Dv);
-    fill_slack_lse(p_, static_cast<Real*>(f_.softmax_d), Real(0));
-
+    if (plan_.units.count() == 0) return;
     const Wave wave = plan_.plan_wave();
     const Workspace workspace(plan_.carve(wave, nullptr).bytes);
     const Memory memory = plan_.carve(wave, workspace.data());

@@ -28,10 +28,10 @@ struct BackwardPlan {
   static constexpr index_t kOfSum = kStepsPerSum<Target> * kStep;  // Queries whose products are one sum.
   static constexpr bool kInPlace = std::is_same_v<Elem, Real>;
 
-  BackwardPlan(const Problem& problem, const Executor& given)
+  BackwardPlan(const Problem& problem, const Sequences& sequences, const Executor& given)
       : p(problem),
         executor(given),
-        units(p),
+        units(p, sequences),
         addend(p),
         whole(backward_tiles(p.D, p.Dv, Target::kSize, kRows, addend_per_query(p))),
         large(units.put_last([&](double alike, index_t k_len) { return too_few(alike, k_len); })),

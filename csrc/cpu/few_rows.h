@@ -1,4 +1,5 @@
-// What depends on the rows of queries that meet each key head of a sequence: kernels, approach, rows of products.
+// What depends on the rows of queries that meet each key head of a sequence: kernels, approach, rows of products; and
+// on its keys and lengths: kernels.
 #pragma once
 
 #include <limits>
@@ -17,6 +18,17 @@ inline constexpr index_t kTooFewForTiles = Target::kParts == 1   ? kTileBlock
                                                                  : kRowsTogether;
 // Rows per key head up to which vectors are faster than rows of memory as tiles, most of which are empty then.
 inline constexpr index_t kTooFewForRowTiles = 4;
+
+// Keys up to which vectors are faster than tiles forward, as each number is cut into parts first; in bf16, none.
+template <class Target>
+inline constexpr index_t kTooFewKeysForTiles = Target::kParts == 1   ? 0
+                                               : Target::kParts == 2 ? 16
+                                                                     : 63;
+// The shorter_length up to which vectors are faster than tiles backward: in bf16 only where all lengths are few.
+template <class Target>
+inline constexpr index_t kTooShortForTiles = Target::kParts == 1   ? 0
+                                             : Target::kParts == 2 ? 8
+                                                                   : 63;
 
 // Most rows per key head of an approach. Direct sums are in another order than backward's, which the reference
 // precision does not allow itself; blocks of tiles read packed panels only.

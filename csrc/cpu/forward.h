@@ -382,14 +382,16 @@ class Forward {
   const ForwardDirect<Target> direct_;
 };
 
-// Each approach runs over the sequences that it is for, of those whose rows per key head are in `rows`.
+// Each approach runs over those of the sequences that it is for.
 template <class Target>
-void forward(const ForwardProblem& f, Range rows, const Executor& executor) {
-  index_t least = max_of<index_t>(1, rows.begin);
+void forward(const ForwardProblem& f, const Sequences& sequences, const Executor& executor) {
+  index_t least = max_of<index_t>(1, sequences.rows.begin);
   for (const Approach approach : {Approach::direct, Approach::in_place, Approach::packed}) {
     // S_dmask takes a second walk over packed keys.
     const index_t most = f.s_dmask && approach != Approach::packed ? 0 : most_rows<Target>(approach);
-    const Units units(f.problem, least, min_of(most, rows.end - 1));
+    Sequences of_approach = sequences;
+    of_approach.rows = {least, min_of(most, sequences.rows.end - 1) + 1};
+    const Units units(f.problem, of_approach);
     if (units.count() > 0) Forward<Target>(f, executor, approach, units).run();
     if (approach != Approach::packed) least = max_of(least, most + 1);
   }

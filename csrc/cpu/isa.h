@@ -2,13 +2,16 @@
 #pragma once
 
 #include "core/problem.h"
+#include "cpu/units.h"
 
 namespace flash_attn::cpu {
+
+struct Sequences;
 
 // A backward pass, in strips of so many keys and panels of so many queries.
 struct BackwardKernel {
   index_t strip_rows, panel_columns;
-  void (*run)(const BackwardProblem&, const Executor&);
+  void (*run)(const BackwardProblem&, const Sequences&, const Executor&);
 };
 
 // One set of kernels: an instruction set with a multiplicand format.
@@ -25,12 +28,14 @@ struct Kernels {
     index_t depth, keys;
   } lanes;
   index_t paired_features;  // Most features of which forward takes pairs (paired_products.h).
-  // Fewest rows per key head for which forward is of use: sequences with fewer are for other kernels.
-  index_t least_rows;
-  // Runs over the sequences whose rows per key head are in [rows.begin, rows.end).
-  void (*forward)(const ForwardProblem&, Range rows, const Executor&);
+  // Fewest rows per key head and fewest keys for which forward is of use, and the least shorter_length for which
+  // backward is: sequences with fewer are for other kernels.
+  index_t least_rows, least_keys, least_length;
+  void (*forward)(const ForwardProblem&, const Sequences&, const Executor&);
   // In strips of most rows, and in tall ones where some core gains by them (TallStrips): perhaps the same.
   BackwardKernel backward, tall;
+  // Of learnable_sink and attn_bias, where these are asked for; reads backward's softmax_d.
+  void (*table_gradients)(const BackwardProblem&, const Executor&);
 };
 
 const Kernels& portable_kernels();

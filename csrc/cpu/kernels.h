@@ -9,14 +9,15 @@
 namespace flash_attn::cpu {
 
 template <class Target>
-void run_forward(const ForwardProblem& problem, Range rows, const Executor& executor) {
-  forward<Target>(problem, rows, executor);
+void run_forward(const ForwardProblem& problem, const Sequences& sequences, const Executor& executor) {
+  forward<Target>(problem, sequences, executor);
 }
-// Backward, by strips of its own.
-template <class Target, class Strips>
-void run_backward(const BackwardProblem& problem, const Executor& executor) {
-  Backward<Strips>(problem, executor).run();
-  // These read softmax_d.
+template <class Target>
+void run_backward(const BackwardProblem& problem, const Sequences& sequences, const Executor& executor) {
+  Backward<Target>(problem, sequences, executor).run();
+}
+template <class Target>
+void run_table_gradients(const BackwardProblem& problem, const Executor& executor) {
   if (problem.dsink) sink_gradient<Target>(problem, executor);
   if (problem.dbias.given()) BiasGradient<Target>(problem, executor).run();
 }
@@ -32,9 +33,12 @@ constexpr Kernels kernels_of(const char* instruction_set, const char* arithmetic
           {Lanes<Target>::kMostDepth, Lanes<Target>::kKeys},
           kMostPairedFeatures<Target>,
           Target::kTiled ? kTooFewForTiles<Target> + 1 : 0,
+          Target::kTiled ? kTooFewKeysForTiles<Target> + 1 : 0,
+          Target::kTiled ? kTooShortForTiles<Target> + 1 : 0,
           run_forward<Target>,
-          {Target::kRows, Target::kPanel, run_backward<Target, Target>},
-          {TallStrips<Target>::kRows, TallStrips<Target>::kPanel, run_backward<Target, TallStrips<Target>>}};
+          {Target::kRows, Target::kPanel, run_backward<Target>},
+          {TallStrips<Target>::kRows, TallStrips<Target>::kPanel, run_backward<TallStrips<Target>>},
+          run_table_gradients<Target>};
 }
 
 // Of sequences with few rows, in tiles: forward alone.
@@ -50,9 +54,12 @@ constexpr Kernels direct_tile_kernels_of(const char* instruction_set, const char
           {},
           0,
           kTooFewForRowTiles + 1,
+          0,
+          0,
           run_forward<Target>,
           {},
-          {}};
+          {},
+          nullptr};
 }
 
 }  // namespace flash_attn::cpu

@@ -2,12 +2,16 @@
 
 namespace flash_attn::cpu {
 
-Units::Units(const Problem& p, index_t least_rows, index_t most_rows)
-    : p_(p), sequences_(new index_t[std::size_t(p.B)]) {
+bool Sequences::have(const Sequence& sequence, index_t group) const {
+  const auto in = [](index_t n, Range range) { return range.begin <= n && n < range.end; };
+  return in(rows_together(sequence.q_len, group), rows) && in(sequence.k_len, keys) &&
+         in(shorter_length(sequence.q_len, sequence.k_len, group), lengths);
+}
+
+Units::Units(const Problem& p, const Sequences& sequences) : p_(p), sequences_(new index_t[std::size_t(p.B)]) {
   for (index_t b = 0; b < p.B; ++b) {
     const Sequence sequence = p.sequence(b);
-    const index_t rows = rows_together(sequence.q_len, p.group());
-    if (rows < least_rows || rows > most_rows) continue;
+    if (!sequences.have(sequence, p.group())) continue;
     sequences_[count_++] = b;
     longest_q_ = max_of(longest_q_, sequence.q_len);
     longest_k_ = max_of(longest_k_, sequence.k_len);
@@ -16,6 +20,9 @@ Units::Units(const Problem& p, index_t least_rows, index_t most_rows)
 
 Units::~Units() { delete[] sequences_; }
 
+namespace {
+
+// Zeros in the rows of x that no sequence owns: those after the last one.
 void clear_slack_rows(const Problem& p, const Operand& x, index_t first, index_t total, index_t heads,
                       index_t features) {
   const index_t size = size_of(p.dtype);
@@ -24,14 +31,35 @@ void clear_slack_rows(const Problem& p, const Operand& x, index_t first, index_t
       std::memset(row_at(x, size, 0, row, h), 0, static_cast<std::size_t>(features * size));
 }
 
+// An LSE-shaped array's slack, likewise.
+template <class Real>
+void fill_slack_lse(const Problem& p, Real* lse, Real value) {
+  for (index_t h = 0; p.varlen && h < p.H; ++h)
+    for (index_t row = p.cu_seqlens_q[p.B]; row < p.Tq; ++row) lse[h * p.Tq + row] = value;
+}
+void fill_slack_lse(const Problem& p, void* lse, double value) {
+  if (p.dtype == DType::f64)
+    fill_slack_lse(p, static_cast<double*>(lse), value);
+  else
+    fill_slack_lse(p, static_cast<float*>(lse), float(value));
+}
+
+}  // namespace
+
 void clear_unwritten(const ForwardProblem& f) {
   const Problem& p = f.problem;
   clear_slack_rows(p, f.out, p.varlen ? p.cu_seqlens_q[p.B] : 0, p.Tq, p.H, p.Dv);
-  if (p.dtype == DType::f64)
-    fill_slack_lse(p, static_cast<double*>(f.lse), std::numeric_limits<double>::infinity());
-  else
-    fill_slack_lse(p, static_cast<float*>(f.lse), std::numeric_limits<float>::infinity());
+  fill_slack_lse(p, f.lse, std::numeric_limits<double>::infinity());
   if (f.s_dmask) std::memset(f.s_dmask, 0, static_cast<std::size_t>(p.B * p.H * p.Sq * p.Sk * size_of(p.dtype)));
+}
+
+void clear_unwritten(const BackwardProblem& b) {
+  const Problem& p = b.problem;
+  const index_t q_end = p.varlen ? p.cu_seqlens_q[p.B] : 0, k_end = p.varlen ? p.cu_seqlens_k[p.B] : 0;
+  clear_slack_rows(p, b.dq, q_end, p.Tq, p.H, p.D);
+  clear_slack_rows(p, b.dk, k_end, p.Tk, p.Hk, p.D);
+  clear_slack_rows(p, b.dv, k_end, p.Tk, p.Hk, p.Dv);
+  fill_slack_lse(p, b.softmax_d, 0);
 }
 
 }  // namespace flash_attn::cpu

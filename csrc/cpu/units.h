@@ -23,10 +23,24 @@ FA_INLINE index_t rows_together(index_t queries, index_t group) {
   return queries < kFewQueries ? min_of(queries * group, kRowsTogether) : queries * group;
 }
 
+// The lengths of a sequence as a number, by which backward's kernels are chosen: its queries or its keys, whichever are
+// fewer, but 0 where both are few. Queries of a group of heads, which share what is done for keys, count up to thrice.
+FA_INLINE index_t shorter_length(index_t queries, index_t keys, index_t group) {
+  constexpr index_t kFew = 16, kMostOfGroup = 3;
+  return max_of(queries, keys) <= kFew ? 0 : min_of(queries * min_of(group, kMostOfGroup), keys);
+}
+
+// The sequences that kernels are for: ranges of rows_together, of keys and of shorter_length.
+inline constexpr Range kAny{0, std::numeric_limits<index_t>::max()};
+struct Sequences {
+  Range rows = kAny, keys = kAny, lengths = kAny;
+
+  bool have(const Sequence& sequence, index_t group) const;
+};
+
 class Units {
  public:
-  // Those of the sequences whose rows_together are in [least_rows, most_rows].
-  explicit Units(const Problem& p, index_t least_rows = 0, index_t most_rows = std::numeric_limits<index_t>::max());
+  explicit Units(const Problem& p, const Sequences& sequences = {});
   ~Units();
   Units(const Units&) = delete;
   Units& operator=(const Units&) = delete;
@@ -79,19 +93,9 @@ class Units {
   index_t count_ = 0, longest_q_ = 0, longest_k_ = 0;
 };
 
-// Zeros in the rows of x that no sequence owns: those after the last one.
-void clear_slack_rows(const Problem& p, const Operand& x, index_t first, index_t total, index_t heads,
-                      index_t features);
-
-// An LSE-shaped array's slack, likewise.
-template <class Real>
-void fill_slack_lse(const Problem& p, Real* lse, Real value) {
-  for (index_t h = 0; p.varlen && h < p.H; ++h)
-    for (index_t row = p.cu_seqlens_q[p.B]; row < p.Tq; ++row) lse[h * p.Tq + row] = value;
-}
-
-// What forward's kernels do not write: the slack of its outputs, and S_dmask past what a row sees.
+// What kernels do not write: the slack of their results, and S_dmask past what a row sees.
 void clear_unwritten(const ForwardProblem& f);
+void clear_unwritten(const BackwardProblem& b);
 
 // Columns [begin, end) of a row, as kernels write them past a mask's edge.
 template <class Real>

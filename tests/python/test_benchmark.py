@@ -103,7 +103,7 @@ def test_every_cpu_suite_fills_the_documented_json(tmp_path, documented):
 
 @needs_sdpa
 def test_drawn_problems_are_the_seeds(tmp_path, documented):
-    """As many as asked for, the same for the same seed, with what is documented of each and all of them in the summary."""
+    """As many as asked for, the same for the same seed, with what is documented of each, and all in the summary."""
     pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
 
     def names(seed, *more):

@@ -115,7 +115,8 @@ def test_tiles(case, isa):
     harness.check(case)
 
 
-# Sequences on both sides of the rows per key head from which tiles are used (5, 17, 33) and all is packed first (65).
+# Sequences on both sides of the rows per key head from which tiles are used (5, 17, 33) and all is packed first (65), and
+# of the keys (17, 64) and, backward, lengths (9, 17, 64).
 MIXED = Case(
     dtype="bf16",
     lengths=(
@@ -130,6 +131,12 @@ MIXED = Case(
         (32, 1300),
         (33, 300),
         (130, 130),
+        (70, 63),
+        (70, 64),
+        (70, 17),
+        (70, 16),
+        (16, 16),
+        (4, 20),
     ),
     varlen=True,
     H=4,
@@ -162,8 +169,9 @@ def explained(queries, dtype, D=64, **lengths):
 
 
 def of_two_lengths(longest, other):
-    cu_seqlens = torch.tensor([0, longest, longest + other], dtype=torch.int32)
-    return {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "max_seqlen_q": longest, "max_seqlen_k": longest}
+    """Queries; both sequences have 300 keys."""
+    queries, keys = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, longest, longest + other], [0, 300, 600]))
+    return {"cu_seqlens_q": queries, "cu_seqlens_k": keys, "max_seqlen_q": longest, "max_seqlen_k": 300}
 
 
 @with_tiles
@@ -194,6 +202,24 @@ def test_few_rows_of_bf16_use_tiles_that_are_not_packed(isa):
     assert [
         limit for limit in (4, 16, 32) for reason in mixed.reasons if f"sequences with up to {limit} rows" in reason
     ] == [4, 32]
+
+
+@with_tiles
+def test_few_keys_do_not_use_tiles(isa):
+    """Each number of fp16 and fp32 is cut into parts first, so tiles pay from some keys on; backward, lengths."""
+    if not fp32_uses_tiles(isa):
+        pytest.skip("this processor multiplies fp32 by vectors whatever the keys")
+
+    def used(dtype, queries, keys):
+        q, k = (torch.zeros(1, n, 1, 64, dtype=harness.TORCH_DTYPES[dtype]) for n in (queries, keys))
+        found = flash_attn.explain(q.requires_grad_(), k, k)
+        for each, words in ((found, "keys run on the avx512"), (found.backward, "queries or keys")):
+            assert (each.instruction_set == isa) != any(words in reason for reason in each.reasons)
+        return found.instruction_set == isa, found.backward.instruction_set == isa
+
+    assert used("fp32", 300, 63) == (False, False) and used("fp32", 300, 64) == (True, True)
+    assert used("fp16", 300, 8) == (False, False) and used("fp16", 300, 9) == (False, True)
+    assert used("fp16", 300, 17) == (True, True) and used("bf16", 300, 1) == (True, True)
 
 
 def test_emulation_is_never_chosen():

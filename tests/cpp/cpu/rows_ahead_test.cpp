@@ -210,7 +210,7 @@ void BackwardAheadTest::expect_asked_once(std::int64_t left) {
   p.q = operand(kH), p.k = operand(kHk), p.v = operand(kHk);
   backward.out = operand(kH), backward.dout = operand(kH);
   const Executor alone;
-  const BackwardPlan<Target> plan(p, alone);
+  const BackwardPlan<Target> plan(p, Sequences(), alone);
   const Walk walk(plan);
   Lines all;
   bool first_rows = true;

@@ -20,7 +20,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-constexpr std::int64_t kQueries = 96;  // Of each head: enough for tiles, also of fp32.
+constexpr std::int64_t kQueries = 96, kKeys = 64;  // Of each head: enough for tiles, also of fp32.
 
 // Runs a test for each instruction set with tiles and each dtype, which are to be multiplied there.
 void with_tiles(const std::vector<DType>& dtypes, const std::function<void(DType)>& test) {
@@ -57,6 +57,16 @@ struct Inputs {
     for (Tensor* x : {&q, &k, &v})
       for (std::int64_t i = 0; i < x->size(); ++i) x->set(i, 0.0);
   }
+  std::int64_t key(std::int64_t b, std::int64_t n, std::int64_t h) const { return (b * shape.Sk + n) * shape.H + h; }
+  // All weight on the first key of each head, by a feature of its queries and of the other keys.
+  void see_one_key(std::int64_t feature_of_first_head) {
+    for (std::int64_t h = 0; h < shape.H; ++h) {
+      const std::int64_t feature = (feature_of_first_head + h) % shape.D;
+      for (std::int64_t row = 0; row < shape.B * shape.Sq; ++row) q.set((row * shape.H + h) * shape.D + feature, 1.0);
+      for (std::int64_t b = 0; b < shape.B; ++b)
+        for (std::int64_t n = 1; n < shape.Sk; ++n) k.set(key(b, n, h) * shape.D + feature, -1e4);
+    }
+  }
   AttentionProblem problem(double scale) {
     AttentionProblem p;
     p.q = q.view(), p.k = k.view(), p.v = v.view(), p.softmax_scale = scale;
@@ -91,18 +101,21 @@ float any_number(std::mt19937& generator) {
 TEST(CpuTiles, AValueIsAllOfItsParts) {
   with_tiles({DType::f16, DType::f32}, [](DType dtype) {
     constexpr std::int64_t kHeads = 32, kFeatures = 64;
-    Inputs x({32, kHeads, kHeads, kQueries, 1, 32, kFeatures}, dtype);
+    Inputs x({32, kHeads, kHeads, kQueries, kKeys, 32, kFeatures}, dtype);
+    x.see_one_key(0);
+    const auto value_of = [&](std::int64_t b, std::int64_t in_row) { return x.key(b, 0, 0) * kFeatures + in_row; };
     std::mt19937 generator(1);
-    for (std::int64_t i = 0; i < x.v.size(); ++i) {
+    for (std::int64_t i = 0; i < 1 << 16; ++i) {
       const float half = to_float(bit_cast<Half>(std::uint16_t(i)));  // Each of them once.
-      x.v.set(i, dtype == DType::f32 ? any_number(generator) : std::isfinite(half) ? half : 0.0f);
+      const float value = dtype == DType::f32 ? any_number(generator) : std::isfinite(half) ? half : 0.0f;
+      x.v.set(value_of(i / (kHeads * kFeatures), i % (kHeads * kFeatures)), value);
     }
     if (dtype == DType::f32) x.v.set(0, std::numeric_limits<float>::max()), x.v.set(1, -0x1.fffffep127f);
     const Output o = x.attend();
     std::int64_t others = 0;
     for (std::int64_t i = 0; i < o.out.size(); ++i) {
       const std::int64_t in_row = i % (kHeads * kFeatures), b = i / (kHeads * kFeatures * kQueries);
-      others += o.out.get(i) != x.v.get(b * kHeads * kFeatures + in_row);
+      others += o.out.get(i) != x.v.get(value_of(b, in_row));
     }
     EXPECT_EQ(others, 0);
   });
@@ -112,7 +125,8 @@ TEST(CpuTiles, AValueIsAllOfItsParts) {
 TEST(CpuTiles, AScoreHasAllProductsThatShow) {
   with_tiles({DType::f16, DType::f32}, [](DType dtype) {
     constexpr std::int64_t kHeads = 64, kFeatures = 40;
-    Inputs x({1, kHeads, kHeads, kQueries, 1, kFeatures, 32}, dtype);
+    Inputs x({1, kHeads, kHeads, kQueries, kKeys, kFeatures, 32}, dtype);
+    x.see_one_key(1);
     std::mt19937 generator(2);
     std::uniform_real_distribution<double> uniform(-8.0, 8.0);
     const auto feature_of = [](std::int64_t row, std::int64_t h) {
@@ -135,7 +149,7 @@ TEST(CpuTiles, AScoreHasAllProductsThatShow) {
 
 TEST(CpuTiles, AnInfiniteValueDoesNotBecomeFinite) {
   with_tiles({DType::bf16, DType::f16, DType::f32}, [](DType dtype) {
-    Inputs x({1, 1, 1, kQueries, 40, 32, 32}, dtype);
+    Inputs x({1, 1, 1, kQueries, kKeys + 9, 32, 32}, dtype);
     x.v.set(5 * 32 + 3, kInfinity);
     const Output o = x.attend();
     for (std::int64_t i = 0; i < kQueries; ++i) {
@@ -158,6 +172,22 @@ TEST(CpuTiles, AreNotForFp32WhereVectorsAreFaster) {
     EXPECT_TRUE(tiled(cpu::Core::other, 17));
     EXPECT_EQ(tiled(cpu::Core::other, 16), always);
     EXPECT_EQ(tiled(cpu::Core::golden_cove, 64), always || emulated);
+  });
+}
+
+TEST(CpuTiles, AreForEnoughKeys) {
+  with_tiles({DType::bf16, DType::f16, DType::f32}, [](DType dtype) {
+    const std::int64_t keys = dtype == DType::bf16 ? 1 : dtype == DType::f16 ? 17 : 64;
+    const std::int64_t length = dtype == DType::bf16 ? 1 : dtype == DType::f16 ? 9 : 64;
+    const auto tiled = [dtype](Pass pass, std::int64_t queries, std::int64_t keys_of_head) {
+      Inputs x({1, 1, 1, queries, keys_of_head, 64, 64}, dtype);
+      return explain(x.problem(1.0), pass).instruction_set.rfind("amx", 0) == 0;
+    };
+    EXPECT_TRUE(tiled(Pass::forward, kQueries, keys));
+    EXPECT_EQ(tiled(Pass::forward, kQueries, std::max<std::int64_t>(1, keys - 1)), keys == 1);
+    EXPECT_TRUE(tiled(Pass::backward, kQueries, length) && tiled(Pass::backward, length, kQueries));
+    EXPECT_EQ(tiled(Pass::backward, kQueries, std::max<std::int64_t>(1, length - 1)), length == 1);
+    EXPECT_FALSE(tiled(Pass::backward, 16, 16));
   });
 }
 
