@@ -45,6 +45,7 @@ from dense_suite import TOKENS, WIDTH, avx2_rows, dense_rows
 from few_suite import few_rows
 from problems import DTYPES, PEERS
 from rows import chosen, measure
+from timing import other_work
 from train_suite import train_rows
 from uneven_suite import uneven_rows
 
@@ -98,6 +99,7 @@ def parser():
     add("--seed", type=int, metavar="N", help="drawn rows: of the random problems [0]")
     add("--rows", nargs="+", metavar="WORDS", help='only rows with all these words, such as "bf16 D64 backward"')
     add("--seconds", type=float, metavar="T", help="time per row, at least five samples [3; on a GPU 0.3]")
+    add("--cold", action="store_true", help="other work, not timed, before each call, as between layers of a model")
     add("--threads", type=int, metavar="N", help="threads of both sides [torch's default]")
     add("--quick", action="store_true", help="small and short: does it run, not how fast is it")
     add("--json", metavar="FILE", help="write setting, medians and every sample; rewritten after each row")
@@ -158,6 +160,8 @@ def refuse(args, error):
         error(f"torch {torch.__version__} has no scaled_dot_product_attention to compare with; use --against none")
     if args.against == "none" and (args.fail_under is not None or args.check_required):
         error("--fail-under and --check-required need a ratio, so --against torch")
+    if args.cold and args.device == "cuda":
+        error("--cold is for --device cpu: a queue of calls runs on a GPU without anything in between")
     others = [name for name in args.suites or [] if name != "dense"]
     if others and (args.device == "cuda" or args.against == "none"):
         error(f"--suites {' '.join(others)}: these are for --device cpu --against torch; --suites dense is for all")
@@ -202,12 +206,13 @@ def rows_of(args):
 
 def measured(rows, args):
     """Yields each row when it is measured."""
+    before = other_work() if args.cold else None
     for suite, group in itertools.groupby(rows, key=lambda row: row.suite):
         if suite == "avx2":
             yield from avx2.measured(list(group), args)
             continue
         for row in group:
-            measure(row, args.seconds)
+            measure(row, args.seconds, before)
             yield row
 
 

@@ -23,7 +23,7 @@ def command(rows, args, json_path):
     """The benchmark's command line for the dense rows of these names."""
     options = ["--device", "cpu", "--against", "torch", "--suites", "dense", "--seconds", str(args.seconds)]
     options += ["--dtypes", *sorted({row.dtype for row in rows})]
-    options += ["--quick"] if args.quick else []
+    options += [f"--{name}" for name in ("quick", "cold") if getattr(args, name)]
     options += ["--threads", str(args.threads)] if args.threads else []
     options += ["--rows", *(dense_name(row) for row in rows), "--json", str(json_path)]
     return [sys.executable, str(Path(__file__).with_name("attention.py")), *options]

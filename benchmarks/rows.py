@@ -113,8 +113,8 @@ class Row:
         return {**record, **{name: getattr(self, name) for name in times}}
 
 
-def measure(row, seconds):
-    """Fill in the row: check, then time for about `seconds`."""
+def measure(row, seconds, before=None):
+    """Fill in the row: check, then time for about `seconds`; before: as in_turn has it, unless the row has its own."""
     calls = row.build()
     row.kernel, row.instruction_set = calls.kernel, calls.instruction_set
     if calls.check:
@@ -124,7 +124,7 @@ def measure(row, seconds):
             raise SystemExit(f"{row.name}: wrong by {row.error:.2g} of the largest entry; {allowed} is allowed")
     timed = {"seconds": calls.ours, "peer_seconds": calls.peer, "aside_seconds": calls.aside}
     timed = {name: call for name, call in timed.items() if call}
-    for name, samples in zip(timed, in_turn(list(timed.values()), seconds, row.device, calls.before)):
+    for name, samples in zip(timed, in_turn(list(timed.values()), seconds, row.device, calls.before or before)):
         setattr(row, name, samples)
 
 

@@ -57,6 +57,12 @@ def sampler(device, calls):
     return lambda call: gpu_sample(call, count)
 
 
+def other_work():
+    """A function that does what takes tensors out of a core's caches: it writes 256 MB."""
+    others = torch.zeros(64 << 20)
+    return lambda: others.add_(1)
+
+
 def in_turn(calls, seconds, device="cpu", before=None):
     """Samples of each call, a list per call: rounds for about `seconds`, at least five, or two if they are long.
 

@@ -6,6 +6,7 @@ Without `dtype` the test's parameter `dtype` counts, else fp32. `missing=True`: 
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections import Counter, defaultdict
@@ -105,3 +106,10 @@ def isa(request):
     force(request.param)
     yield request.param
     force("")
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The benchmarks' modules by name."""
+    monkeypatch.syspath_prepend(str(HERE.parents[1] / "benchmarks"))
+    return importlib.import_module

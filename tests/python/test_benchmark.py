@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import mmap
 import platform
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -150,13 +147,6 @@ def assert_type(value, kind, where):
         assert isinstance(value, TYPES[kind]), where
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    """The benchmark's modules by name."""
-    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
-    return importlib.import_module
-
-
 def row_of(modules, words, *options):
     """The first quick row with these words."""
     attention = modules("attention")
@@ -287,56 +277,6 @@ def test_only_is_another_name_of_suites(modules):
     assert modules("attention").parse_arguments(["--against=none", "--only", "dense"]).suites == ["dense"]
 
 
-FAULTS = """
-import resource, sys
-sys.path.insert(0, sys.argv[1])
-import timing, torch
-
-def results():  # Three, as of backward; freed at once.
-    return [torch.ones(2 << 20) for _ in range(3)]
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    results()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-timing.keep_freed_memory()
-print([faults() for _ in range(8)][-1])
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's malloc; others have no such thresholds")
-def test_freed_memory_is_kept(modules, monkeypatch):
-    command = [sys.executable, "-c", FAULTS, str(BENCHMARK.parent)]
-    faults = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert faults < 3 * (8 << 20) // mmap.PAGESIZE // 10
-    timing, asked = modules("timing"), []
-    monkeypatch.setattr(timing, "keep_freed_memory", lambda: asked.append(True))
-    timing.in_turn([int], 0.0)
-    assert asked
-
-
-def test_what_runs_before_a_call_is_not_timed(modules):
-    order = []
-
-    def before():
-        order.append("before")
-        time.sleep(0.02)
-
-    samples = modules("timing").in_turn(
-        [lambda: order.append("ours"), lambda: order.append("peer")], 0.0, before=before
-    )
-    assert order == ["ours", "peer"] + ["before", "ours", "before", "peer"] * 5
-    assert all(min(of_call) < 0.02 for of_call in samples)
-
-
-def test_long_rounds_are_run_twice(modules, monkeypatch):
-    timing = modules("timing")
-    assert [len(samples) for samples in timing.in_turn([int, int], 0.0)] == [5, 5]
-    monkeypatch.setattr(timing, "LONG_ROUND", 0.0)
-    assert [len(samples) for samples in timing.in_turn([int, int], 0.0)] == [2, 2]
-
-
 @needs_sdpa
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -344,6 +284,7 @@ def test_long_rounds_are_run_twice(modules, monkeypatch):
         (["--against=none", "--suites", "area"], "--suites area: these are for --device cpu --against torch"),
         (["--suites", "area", "--lengths", "128"], "--lengths is for the dense rows; add dense to --suites area"),
         (["--suites", "area", "--plot", "x.png"], "--plot is for the dense rows"),
+        (["--cold", "--device", "cuda"], "--cold is for --device cpu" if torch.cuda.is_available() else "no GPU here"),
         (["--draw", "3"], "--draw is for the drawn rows; add drawn to --suites"),
         (["--suites", "dense", "--seed", "3"], "--seed is for the drawn rows; add drawn to --suites dense"),
         (["--sweep", "--lengths", "128"], "--sweep sets the lengths"),
