@@ -107,7 +107,7 @@ def parser():
     add(
         "--plot",
         metavar="FILE",
-        help="draw GFLOP/s of the dense rows over S ; without these, ratios of the drawn ones (needs matplotlib)",
+        help="draw GFLOP/s of the dense rows over S; without these, ratios of the drawn ones (needs matplotlib)",
     )
     add("--fail-under", type=float, metavar="R", help="exit with status 1 if a ratio to the peer is below R")
     add("--check-required", action="store_true", help="exit with status 1 if a row misses what it must reach")
@@ -169,7 +169,8 @@ def refuse(args, error):
     of_suites = {**dict.fromkeys(DENSE_ONLY, ["dense"]), "plot": ["dense", "drawn"]}
     of_suites.update(dict.fromkeys(("draw", "seed"), ["drawn"]))
     for name, needed in of_suites.items():
-        if getattr(args, name) not in (None, False) and not set(needed) & set(suites):
+        value = getattr(args, name)
+        if value is not None and value is not False and not set(needed) & set(suites):
             option = name.replace("_", "-")
             error(f"--{option} is for the {needed[0]} rows; add {needed[0]} to --suites {' '.join(args.suites or [])}")
     if args.sweep and args.lengths:

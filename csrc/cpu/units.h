@@ -30,8 +30,9 @@ FA_INLINE index_t shorter_length(index_t queries, index_t keys, index_t group) {
   return max_of(queries, keys) <= kFew ? 0 : min_of(queries * min_of(group, kMostOfGroup), keys);
 }
 
-// The sequences that kernels are for: ranges of rows_together, of keys and of shorter_length.
 inline constexpr Range kAny{0, std::numeric_limits<index_t>::max()};
+
+// The sequences that kernels are for: ranges of rows_together, of keys and of shorter_length.
 struct Sequences {
   Range rows = kAny, keys = kAny, lengths = kAny;
 

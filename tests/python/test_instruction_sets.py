@@ -115,8 +115,8 @@ def test_tiles(case, isa):
     harness.check(case)
 
 
-# Sequences on both sides of the rows per key head from which tiles are used (5, 17, 33) and all is packed first (65), of
-# the keys (17, 64) and, backward, lengths (9, 17, 64).
+# Sequences on both sides of the rows per key head from which tiles are used (5, 17, 33) and all is packed first (65),
+# of the keys (17, 64) and, backward, lengths (9, 17, 64).
 MIXED = Case(
     dtype="bf16",
     lengths=(
