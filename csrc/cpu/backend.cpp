@@ -210,10 +210,13 @@ const Kernels& longest_forward_kernels(const Problem& p, const Kernels& chosen, 
 const Kernels& longest_backward_kernels(const Problem& p, const Kernels& chosen, std::vector<std::string>& reasons) {
   const bool is_short = shorter_length(p.Sq, p.Sk, p.group()) < chosen.least_length;
   const Kernels& few = short_kernels(p, chosen);
-  if (chosen.least_length > 0 && (is_short || p.varlen))
-    reasons.push_back(std::string(is_short ? "" : "of the sequences, those with ") + "up to " +
-                      std::to_string(chosen.least_length - 1) + " queries or keys, or few of both, run on the " +
-                      few.instruction_set + " kernels");
+  if (chosen.least_length > 0 && (is_short || p.varlen)) {
+    const std::string few_of_both = "up to " + std::to_string(kFewOfBoth) + " queries and as many keys";
+    const std::string few_of_one = "up to " + std::to_string(chosen.least_length - 1) +
+                                   " queries (counted up to three times where heads share keys) or keys, or ";
+    reasons.push_back((is_short ? "" : "sequences with ") + (chosen.least_length > 1 ? few_of_one : std::string()) +
+                      few_of_both + " run on the " + few.instruction_set + " kernels");
+  }
   return is_short ? few : chosen;
 }
 

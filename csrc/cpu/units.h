@@ -25,9 +25,10 @@ FA_INLINE index_t rows_together(index_t queries, index_t group) {
 
 // The lengths of a sequence as a number, by which backward's kernels are chosen: its queries or its keys, whichever are
 // fewer, but 0 where both are few. Queries of a group of heads, which share what is done for keys, count up to thrice.
+inline constexpr index_t kFewOfBoth = 16;
 FA_INLINE index_t shorter_length(index_t queries, index_t keys, index_t group) {
-  constexpr index_t kFew = 16, kMostOfGroup = 3;
-  return max_of(queries, keys) <= kFew ? 0 : min_of(queries * min_of(group, kMostOfGroup), keys);
+  constexpr index_t kMostOfGroup = 3;
+  return max_of(queries, keys) <= kFewOfBoth ? 0 : min_of(queries * min_of(group, kMostOfGroup), keys);
 }
 
 inline constexpr Range kAny{0, std::numeric_limits<index_t>::max()};

@@ -213,7 +213,7 @@ def test_few_keys_do_not_use_tiles(isa):
     def used(dtype, queries, keys):
         q, k = (torch.zeros(1, n, 1, 64, dtype=harness.TORCH_DTYPES[dtype]) for n in (queries, keys))
         found = flash_attn.explain(q.requires_grad_(), k, k)
-        for each, words in ((found, "keys run on the avx512"), (found.backward, "queries or keys")):
+        for each, words in ((found, "keys run on the avx512"), (found.backward, "as many keys run on the avx512")):
             assert (each.instruction_set == isa) != any(words in reason for reason in each.reasons)
         return found.instruction_set == isa, found.backward.instruction_set == isa
 
