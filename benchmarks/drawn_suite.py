@@ -16,7 +16,7 @@ from rows import Calls, Row
 
 import flash_attn
 
-MOST_FLOP = 1 << 31  # of a forward pass, so that one call takes milliseconds
+MOST_FLOP = 1 << 31  # so that one call takes milliseconds
 MOST_ELEMENTS = 1 << 24  # of K
 USUAL_HEAD_DIMS = (32, 64, 80, 96, 128, 128, 192, 256)
 # Bounds between the summary's classes of calls by torch's time, in seconds.

@@ -6,8 +6,6 @@
 
 namespace flash_attn::cpu {
 
-struct Sequences;
-
 // A backward pass, in strips of so many keys and panels of so many queries.
 struct BackwardKernel {
   index_t strip_rows, panel_columns;
