@@ -53,11 +53,15 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 # The instruction set of a file is the last part of its name, with an optional topic after it: isa_avx2.cpp,
 # isa_avx512_bf16.cpp, isa_avx2_backward.cpp, gemm_avx512.cpp.
-set(FLASH_ATTN_ISA_PATTERN "_(portable|amx_bf16|avx512_bf16|avx512|avx2)(_[a-z0-9_]+)?\\.cpp$")
+set(FLASH_ATTN_ISA_PATTERN "_(portable|amx_bf16|avx512_bf16|avx512|avx2|neon_bf16|neon)(_[a-z0-9_]+)?\\.cpp$")
 
 set(flash_attn_is_x86 FALSE)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_SIZEOF_VOID_P EQUAL 8)
   set(flash_attn_is_x86 TRUE)
+endif()
+set(flash_attn_is_arm64 FALSE)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$" AND NOT MSVC)
+  set(flash_attn_is_arm64 TRUE)
 endif()
 
 if(MSVC)
@@ -76,6 +80,8 @@ else()
   set(flash_attn_flags_amx_bf16 ${flash_attn_flags_avx512_bf16} -mamx-tile -mamx-bf16)
 endif()
 set(flash_attn_flags_portable "")
+set(flash_attn_flags_neon "") # every AArch64 processor has it
+set(flash_attn_flags_neon_bf16 -march=armv8.2-a+bf16)
 
 # Gives the files in the list `sources_var` the flags of their instruction set, removes those of sets that the target
 # processor does not have, and sorts the rest from the least set to the greatest. The order matters: of an inline function
@@ -92,6 +98,9 @@ function(flash_attn_apply_isa_flags sources_var)
   set(sorted ${of_none} ${of_portable})
   if(flash_attn_is_x86)
     list(APPEND sorted ${of_avx2} ${of_avx512} ${of_avx512_bf16} ${of_amx_bf16})
+  endif()
+  if(flash_attn_is_arm64)
+    list(APPEND sorted ${of_neon} ${of_neon_bf16})
   endif()
   set(${sources_var} ${sorted} PARENT_SCOPE)
 endfunction()

@@ -3,8 +3,8 @@
 
     tools/cpu_loops.py [--json] [--check] [PATH ...]
 
-PATH (default: build/dev) is a compiled csrc/cpu/isa_*.cpp for x86-64, or a build tree with some. Listed is every
-innermost loop that broadcasts one operand from memory and consists of multiply-adds to a fifth at least, 8 or more: its
+PATH (default: build/dev) is a compiled csrc/cpu/isa_*.cpp for x86-64 or AArch64, or a build tree with some. Listed is
+every innermost loop that broadcasts one operand from memory and consists of multiply-adds to a fifth at least, 8 or more: its
 multiply-adds, all its instructions, how often it reads or writes the stack, with vectors and else, and how often it
 moves an address to or from a vector register. All of that is for want of registers, and has cost up to a tenth of the
 time. A function that is inlined into another one is enough to bring it about, or a stride that the compiler does not
@@ -31,13 +31,16 @@ MOST_SPILLS = 1 / 5  # for each multiply-add
 
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.*)>:$")
 INSTRUCTION = re.compile(r"^\s+([0-9a-f]+):\s+(.*?)\s*$")
-JUMP = re.compile(r"^j\w+\s+([0-9a-f]+)")
-MULTIPLY_ADD = re.compile(r"^(vdpbf16ps|vfn?m(add|sub)\d+p[sd])\s.*[yz]mm")
-BROADCAST = re.compile(r"^v(p?broadcast\w+\s.*\(%(?!rip)|fn?m(add|sub).*\{1to|dpbf16ps.*\{1to)")
 IN_MEMORYS_TIME = "accumulate_columns<"  # csrc/cpu/direct_rows.h
-ON_STACK = re.compile(r"\(%r[sb]p[,)]")
-VECTOR = re.compile(r"^v\w+\s.*[yz]mm")
-MOVED_ADDRESS = re.compile(r"^vmov[qd]\s+(%xmm\d+,%[er]|%[er]\w+,%xmm)")
+# Of x86-64, and behind the bar of AArch64, where an operand is broadcast as a lane of a register.
+JUMP = re.compile(r"^(?:j\w+|b\.\w+|cbn?z\s+\w+,)\s+([0-9a-f]+)")
+MULTIPLY_ADD = re.compile(r"^(vdpbf16ps|vfn?m(add|sub)\d+p[sd])\s.*[yz]mm|^(fmla|bfdot)\s+v\d+\.4s")
+BROADCAST = re.compile(
+    r"^v(p?broadcast\w+\s.*\(%(?!rip)|fn?m(add|sub).*\{1to|dpbf16ps.*\{1to)|^(fmla|bfdot)\s.*\[\d\]$|^ld1r"
+)
+ON_STACK = re.compile(r"\(%r[sb]p[,)]|\[sp[,\]]")
+VECTOR = re.compile(r"^v\w+\s.*[yz]mm|^(ldu?[rp]|stu?[rp])\s+[qds]\d")
+MOVED_ADDRESS = re.compile(r"^vmov[qd]\s+(%xmm\d+,%[er]|%[er]\w+,%xmm)|^fmov\s+(d\d+, x|x\d+, d)")
 
 
 def functions(listing):
@@ -100,7 +103,10 @@ def short(name):
 
 
 def disassemble(path):
-    command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(path)]
+    with path.open("rb") as file:
+        of_arm = file.read(20)[18:] == b"\xb7\0"  # ELF's e_machine, EM_AARCH64
+    cross = shutil.which("aarch64-linux-gnu-objdump") if of_arm else None
+    command = [cross or "objdump", "-d", "-C", "--no-show-raw-insn", str(path)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -144,7 +150,7 @@ def main(argv=None):
         sys.exit(f"no compiled isa_*.cpp.o in {named}: build first")
     loops = report(objects)
     if not loops:
-        sys.exit(f"no loop of products in {named}: not x86-64 code?")
+        sys.exit(f"no loop of products in {named}: neither x86-64 nor AArch64 code?")
     print(json.dumps(loops, indent=2)) if args.json else show(loops)
     bad = [loop for loop in loops if too_many(loop)]
     if args.check and bad:

@@ -2,8 +2,8 @@
 # The test suite in stages, on the environment of tools/setup.sh.
 #
 #   tools/test.sh                all stages
-#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, sanitize, python, kernels, simulation, matrix, triton, wheel,
-#                                docs, and fuzz, which is long
+#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, arm, sanitize, python, kernels, simulation, matrix, triton,
+#                                wheel, docs, and fuzz, which is long
 #   tools/test.sh build clients  client libraries with the package; their set-up downloads them
 #   tools/test.sh second-torch   set-up, build and the stated subset (pytest's marker second_torch) on Debian's torch
 #
@@ -11,6 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/stages.sh
+. tools/packages.sh
 jobs=${MAX_JOBS:-$(nproc)}
 
 # The code objects that the first build compiled, for builds that need not compile them again.
@@ -31,7 +32,7 @@ test_cpp() {
   if [ "$(uname -m)" = x86_64 ]; then
     "$venv/bin/python" tools/cpu_loops.py --check "$build_dir"
   else
-    echo "skipped: tools/cpu_loops.py reads x86-64 code"
+    echo "skipped: on this processor tools/cpu_loops.py is not run on what was compiled for it"
   fi
 }
 
@@ -53,6 +54,22 @@ test_sanitized() {
 test_clang() {
   llvm_is_there "clang did not compile the core" || return 0
   CC=clang-22 CXX=clang++-22 test_core clang
+}
+
+# The core and its tests for 64-bit ARM, cross-compiled, and executed by QEMU.
+test_arm() {
+  if ! command -v aarch64-linux-gnu-g++ >/dev/null || ! command -v qemu-aarch64 >/dev/null; then
+    apt_install g++-aarch64-linux-gnu qemu-user ||
+      { echo "skipped: no cross compiler or no QEMU to be had, so nothing was compiled for 64-bit ARM" && return; }
+  fi
+  echo "left out: ThreadPool.WorksInAForkedChild, as QEMU 7.2 fails when a process that has threads forks;" \
+    "CpuResults.AreTheSamePastTheCaches, as only x86-64 stores past caches"
+  GTEST_FILTER=-ThreadPool.WorksInAForkedChild:CpuResults.AreTheSamePastTheCaches GPU_ARCHS=none \
+    test_core aarch64 -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake
+  # Those with bf16 products among them: not every QEMU has these.
+  qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/tests/cpp/test_cpu --gtest_filter='CpuInstructionSets.*' |
+    grep '^instruction sets:.* neon_bf16'
+  "$venv/bin/python" tools/cpu_loops.py --check build/aarch64/csrc/CMakeFiles/flash_attn_objects.dir/cpu/isa_neon*.o | tail -n 1
 }
 
 # test_python FOLDER ARGUMENT...: one thread per worker, since the workers share the processors; one that is done takes
@@ -173,6 +190,7 @@ run_stage() {
       stage "C++ tests" test_cpp
       stage "C++ tests, clang" test_clang
       ;;
+    arm) stage "C++ tests, AArch64" test_arm ;;
     sanitize)
       stage "address and undefined" test_sanitized address,undefined
       stage thread test_sanitized thread
@@ -207,7 +225,7 @@ run_stage() {
       stage "Python tests, second torch" test_python tests/python -m "second_torch and not gpu"
       ;;
     *)
-      echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, sanitize, python, kernels," \
+      echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, arm, sanitize, python, kernels," \
         "simulation, matrix, write-matrix, triton, wheel, docs, fuzz, clients and second-torch" >&2
       exit 2
       ;;
@@ -219,7 +237,7 @@ if [ "$*" != second-torch ]; then
   stage set-up tools/setup.sh test
   use .venv build/dev
 fi
-if [ $# -eq 0 ]; then set -- lint build cpp sanitize python kernels simulation triton matrix wheel docs; fi
+if [ $# -eq 0 ]; then set -- lint build cpp arm sanitize python kernels simulation triton matrix wheel docs; fi
 for name in "$@"; do run_stage "$name"; done
 
 printf '\n'

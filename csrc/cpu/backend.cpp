@@ -21,9 +21,9 @@ namespace {
 
 // Best first. The first entry that the machine executes well is used unless another is forced. The emulation exists to
 // test the tiles' kernels, and comes after sets that every machine has which executes it.
-enum Isa { kAmxBf16, kAvx512Bf16, kAvx512, kAvx2, kAmxBf16Emulated, kPortable, kIsaCount };
-constexpr const char* kIsaNames[kIsaCount] = {"amx_bf16", "avx512_bf16",       "avx512",
-                                              "avx2",     "amx_bf16_emulated", "portable"};
+enum Isa { kAmxBf16, kAvx512Bf16, kAvx512, kAvx2, kAmxBf16Emulated, kNeonBf16, kNeon, kPortable, kIsaCount };
+constexpr const char* kIsaNames[kIsaCount] = {"amx_bf16",          "avx512_bf16", "avx512", "avx2",
+                                              "amx_bf16_emulated", "neon_bf16",   "neon",   "portable"};
 
 const Features& features() {
   static const Features f = detect_features();
@@ -38,8 +38,10 @@ bool executable(Isa isa) {
     case kAvx512: return features().avx512;
     case kAvx2: return features().avx2;
     case kAmxBf16Emulated: return features().avx512_bf16;
-    default: return true;
+    default: return isa == kPortable;
   }
+#elif defined(FLASH_ATTN_ARM64)
+  return isa == kNeon || isa == kPortable || (isa == kNeonBf16 && features().neon_bf16);
 #else
   return isa == kPortable;
 #endif
@@ -118,12 +120,21 @@ const Kernels* kernels_of_bf16_products(Isa isa, const Problem& p, const Because
     because("this processor's AVX512-BF16 dot product is slower than fp32 multiply-adds");
   return nullptr;
 }
+#elif defined(FLASH_ATTN_ARM64)
+template <class Because>
+const Kernels* kernels_of_bf16_products(Isa isa, const Problem& p, const Because& because) {
+  if (isa != kNeonBf16 || p.dtype != DType::bf16) return nullptr;
+  because("bfloat16 inputs use AArch64's bf16 dot product");
+  return &neon_bf16_kernels();
+}
 #endif
 
 const Rotations& rotations() {
 #if defined(FLASH_ATTN_X86)
   const Isa isa = current_isa();
   if (isa != kPortable) return isa == kAvx2 ? avx2_rotations() : avx512_rotations();
+#elif defined(FLASH_ATTN_ARM64)
+  if (current_isa() != kPortable) return neon_rotations();
 #endif
   return portable_rotations();
 }
@@ -166,13 +177,18 @@ const Kernels& choose_kernels(const Problem& p, std::vector<std::string>* reason
   }
   because(std::string("instruction set ") + kIsaNames[isa] +
           (isa == best_isa() ? ": the best that this machine can execute" : ": forced by the debug switch"));
-#if defined(FLASH_ATTN_X86)
+#if defined(FLASH_ATTN_X86) || defined(FLASH_ATTN_ARM64)
   if (const Kernels* const kernels = kernels_of_bf16_products(isa, p, because)) return *kernels;
   if (p.dtype == DType::bf16 || p.dtype == DType::f16)
     because(std::string(to_string(p.dtype)) + " inputs are converted to fp32 while packing");
+#endif
+#if defined(FLASH_ATTN_X86)
   if (isa == kAvx512Bf16) because("products are in fp32, so bf16 products have no use and the avx512 kernels run");
   if (isa != kAvx2 && isa != kPortable) return avx512_kernels();
   if (isa == kAvx2) return avx2_kernels();
+#elif defined(FLASH_ATTN_ARM64)
+  if (isa == kNeonBf16) because("products are in fp32, so bf16 products have no use and the neon kernels run");
+  if (isa != kPortable) return neon_kernels();
 #endif
   return portable_kernels();
 }

@@ -15,6 +15,10 @@
 #else
 #include <cpuid.h>
 #endif
+#elif defined(FLASH_ATTN_ARM64) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(FLASH_ATTN_ARM64) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace flash_attn::cpu {
@@ -139,9 +143,27 @@ bool idles_at_memory() { return made_by_amd(); }
 #else
 namespace {
 Core own_core() { return Core::other; }
+
+// Linux: Documentation/arch/arm64/elf_hwcaps.rst. Apple: "Determining instruction set characteristics".
+[[maybe_unused]] bool has_neon_bf16() {
+#if defined(FLASH_ATTN_ARM64) && defined(__linux__)
+  constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16
+  return (getauxval(AT_HWCAP2) & kBf16) != 0;
+#elif defined(FLASH_ATTN_ARM64) && defined(__APPLE__)
+  int has = 0;
+  std::size_t size = sizeof(has);
+  return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, nullptr, 0) == 0 && has != 0;
+#else
+  return false;
+#endif
+}
 }  // namespace
 
-Features detect_features() { return {}; }
+Features detect_features() {
+  Features f;
+  f.neon_bf16 = has_neon_bf16();
+  return f;
+}
 bool asks_between_products() { return false; }
 bool prefetches_into_l2() { return false; }
 bool idles_at_memory() { return false; }

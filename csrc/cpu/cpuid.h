@@ -11,6 +11,7 @@ struct Features {
   bool avx512_bf16 = false;  // the above and AVX512-BF16
   bool amx_bf16 = false;     // the above, AMX-TILE and AMX-BF16, and the tile registers were granted to this process
   bool bf16_dot_is_fast = false;  // AVX512-BF16 does more than fp32 multiply-adds do
+  bool neon_bf16 = false;         // FEAT_BF16 of AArch64, whose Advanced SIMD is always there
 };
 
 /// Asks the operating system for the tile registers.

@@ -87,6 +87,29 @@ struct DirectFormat<Target<SimdT, Bf16Pairs, Rows, PanelVectors>, BFloat16> {
 };
 #endif
 
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// Likewise; the interleaving instructions leave columns in order.
+template <int Rows, int PanelVectors>
+struct DirectFormat<Target<NeonSimd, NeonBf16Pairs, Rows, PanelVectors>, BFloat16> {
+  using V = NeonVector;
+  using Elem = BFloat16;
+  static constexpr int kLength = 8, kVectors = 2;
+
+  static FA_INLINE bfloat16x8_t load(const BFloat16* row) { return NeonBf16Pairs::load(row); }
+  static FA_INLINE bfloat16x8_t load(const BFloat16* row, index_t n) { return NeonBf16Pairs::load_first(row, n); }
+  static FA_INLINE bfloat16x8_t load_query(const Elem* q) { return load(q); }
+  static FA_INLINE bfloat16x8_t load_query(const Elem* q, index_t n) { return load(q, n); }
+  template <class... Left>
+  static FA_INLINE void columns(const BFloat16* const* rows, index_t at, bfloat16x8_t* out, Left... left) {
+    const uint16x8_t even = vreinterpretq_u16_bf16(load(rows[0] + at, left...));
+    const uint16x8_t odd = vreinterpretq_u16_bf16(load(rows[1] + at, left...));
+    out[0] = vreinterpretq_bf16_u16(vzip1q_u16(even, odd));
+    out[1] = vreinterpretq_bf16_u16(vzip2q_u16(even, odd));
+  }
+  static FA_INLINE void in_order(V*) {}
+};
+#endif
+
 // Rows of K or V: those of a key head start `offset` elements after the addresses. `ahead` is what to ask for
 // meanwhile.
 struct DirectRows {
@@ -119,8 +142,8 @@ FA_INLINE void dot_step(const typename Target::Elem* q, index_t q_stride, const 
   });
 }
 
-// sum[i * Stride + k] = q[i] . rows[min(n + k, last)], lane by lane, for R queries and N keys, asking for as many lines
-// as it reads.
+// Of q[i] . rows[min(n + k, last)], lane by lane, for R queries and N keys, in sets of Stride keys of all queries:
+// sum[k / Stride * R * Stride + i * Stride + k % Stride]. Asks for as many lines as it reads.
 template <class Target, class T, int R, int N, int Stride, class Into>
 FA_INLINE LinesAhead<Into> dot_block(const typename Target::Elem* q, index_t q_stride, index_t D,
                                      const DirectRows& rows, index_t n, index_t last, typename Target::Simd::V* sum,
@@ -143,7 +166,10 @@ FA_INLINE LinesAhead<Into> dot_block(const typename Target::Elem* q, index_t q_s
     dot_step<Target, T, R, N>(q, q_stride, row, whole, part, D - whole);
   }
   for (index_t line = 0; line < lines && Into::kAfterProducts; ++line) ahead.ask();
-  each_of<R * N>([&](auto i) { sum[i / N * Stride + i % N] = part[i]; });
+  each_of<R * N>([&](auto i) {
+    constexpr int query = i / N, k = i % N;
+    sum[(k / Stride * R + query) * Stride + k % Stride] = part[i];
+  });
   return ahead;
 }
 
@@ -152,19 +178,21 @@ FA_INLINE LinesAhead<Into> dot_block(const typename Target::Elem* q, index_t q_s
 inline constexpr int kQueriesAtOnce = 4;
 template <class Target, int Rows>
 inline constexpr int kKeysAtOnce = Target::Simd::W == 16 ? 16 / min_of(Rows, kQueriesAtOnce) : 8;
+// Keys read side by side, four at most: more are more than prefetchers follow. NEON has registers for several vectors.
+template <class Target, int OfVector>
+inline constexpr int kBlockOfKeys = Target::Simd::W < 8 ? 4 : min_of(OfVector, 4);
 
 // scores[r * kDirectKeys + n] = q[r] . rows[n] for R queries and as many n from `first` as one turn has, below `end`;
-// only the first queries of a strip ask for what comes next. Four keys at most are read side by side: more are more
-// than prefetchers follow. What is summed lane by lane waits in memory for the others of the turn: a reduction by
-// itself would wait for its own results.
+// only the first queries of a strip ask for what comes next. What is summed lane by lane waits in memory for the others
+// of the turn: a reduction by itself would wait for its own results.
 template <class Target, class T, int R, int Keys, class Into>
 FA_INLINE LinesAhead<Into> dot_turn(const typename Target::Elem* q, index_t q_stride, index_t D, const DirectRows& rows,
                                     index_t first, index_t end, typename Target::Real* scores, LinesAhead<Into> ahead,
                                     bool asks) {
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
-  constexpr int W = Simd::W, N = W / R, kBlock = min_of(N, 4), kSums = Keys / N;
-  static_assert(W % R == 0 && N % kBlock == 0 && Keys % N == 0);
+  constexpr int W = Simd::W, N = W / R, kBlock = kBlockOfKeys<Target, N>, kSums = Keys / N;
+  static_assert(W % R == 0 && Keys % kBlock == 0 && Keys % N == 0);
   V sum[kSums * W];
   if (kSums == 1 || first + Keys > end) each_of<kSums * W>([&](auto i) { sum[i] = V(typename Target::Real(0)); });
   // Not a lambda for both: GCC 12 inlines none that is called twice, and would keep `ahead` in memory for it.

@@ -52,5 +52,9 @@ const Kernels& amx_bf16_emulated_few_kernels();
 const Kernels& amx_bf16_emulated_fp16_kernels();
 const Kernels& amx_bf16_emulated_fp32_kernels();
 #endif
+#if defined(FLASH_ATTN_ARM64)
+const Kernels& neon_kernels();
+const Kernels& neon_bf16_kernels();
+#endif
 
 }  // namespace flash_attn::cpu

@@ -42,6 +42,9 @@ const Rotations& portable_rotations();
 const Rotations& avx2_rotations();
 const Rotations& avx512_rotations();
 #endif
+#if defined(FLASH_ATTN_ARM64)
+const Rotations& neon_rotations();
+#endif
 
 /// Elements that are worth handing to a thread.
 inline constexpr index_t kRotatedPerTask = 16384;

@@ -22,6 +22,12 @@
 #if defined(__AVX512F__)
 #include "cpu/simd/avx512.h"
 #endif
+#if defined(FLASH_ATTN_ARM64)
+#include "cpu/simd/neon.h"
+#endif
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include "cpu/simd/neon_bf16.h"
+#endif
 
 namespace flash_attn::cpu {
 
@@ -55,6 +61,12 @@ using Portable32 = Target<PortableSimd<float, 8>, Scalars<PortableSimd<float, 8>
 using Portable64 = Target<PortableSimd<double, 4>, Scalars<PortableSimd<double, 4>>, 4, 1>;
 #if defined(__AVX2__) && defined(__FMA__)
 using Avx2 = Target<Avx2Simd, Scalars<Avx2Simd>, 6, 2>;
+#endif
+#if defined(FLASH_ATTN_ARM64)
+using Neon = Target<NeonSimd, Scalars<NeonSimd>, 4, 4>;
+#endif
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+using NeonBf16 = Target<NeonSimd, NeonBf16Pairs, 4, 4>;
 #endif
 #if defined(__AVX512F__)
 using Avx512 = Target<Avx512Simd, Scalars<Avx512Simd>, 4, 4>;

@@ -1,11 +1,15 @@
-"""The CPU's instruction sets: those that there are, and those that this machine executes. See the fixture `isa`."""
+"""The CPU's instruction sets: of this machine's architecture, and what it executes. See the fixture `isa`."""
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 
-KNOWN = ("portable", "avx2", "avx512", "avx512_bf16", "amx_bf16_emulated", "amx_bf16")
-with_tiles = pytest.mark.parametrize("isa", KNOWN[4:], indirect=True)
+TILED = ("amx_bf16_emulated", "amx_bf16")
+OF_X86 = ("portable", "avx2", "avx512", "avx512_bf16", *TILED)
+KNOWN = ("portable", "neon", "neon_bf16") if platform.machine().lower() in ("aarch64", "arm64") else OF_X86
+with_tiles = pytest.mark.parametrize("isa", TILED, indirect=True)
 
 
 def cpu():

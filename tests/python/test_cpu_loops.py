@@ -88,6 +88,24 @@ def test_other_code_is_not_listed(instructions):
     assert not list(cpu_loops.product_loops(listing("f", *instructions)))
 
 
+@pytest.mark.parametrize(
+    "beside, vectors, others, bad",
+    [
+        ([], 0, 0, False),
+        (["ldp q2, q0, [x1, #32]", "mov x3, sp", "ldr s6, [x0, x5]"], 0, 0, False),
+        (["str q4, [sp, #16]", "ldr q4, [sp, #16]"], 2, 0, True),
+        (["ldr q4, [sp]", "ldr x4, [sp, #160]"], 1, 1, True),
+    ],
+)
+@pytest.mark.parametrize("product", ["fmla v{}.4s, v4.4s, v6.s[0]", "bfdot v{}.4s, v4.8h, v1.2h[0]"])
+def test_loops_of_aarch64(product, beside, vectors, others, bad):
+    products = [product.format(16 + n) for n in range(8)]
+    code = listing("f", "ldr s6, [x0]", *products, *beside, "jump 0").replace("jne ", "b.ne ")
+    (loop,) = cpu_loops.product_loops(code)
+    assert (loop["multiply_adds"], loop["vectors_on_stack"], loop["others_on_stack"]) == (8, vectors, others)
+    assert cpu_loops.too_many(loop) == bad
+
+
 def test_check_names_what_is_wrong(monkeypatch, tmp_path, capsys):
     path, empty = tmp_path / "isa_avx512.cpp.o", tmp_path / "empty"
     path.write_bytes(b"")

@@ -112,5 +112,8 @@ const SimdFunctions& portable_functions();
 const SimdFunctions& avx2_functions();
 const SimdFunctions& avx512_functions();
 #endif
+#if defined(FLASH_ATTN_ARM64)
+const SimdFunctions& neon_functions();
+#endif
 
 }  // namespace flash_attn::testing

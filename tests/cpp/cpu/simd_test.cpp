@@ -28,6 +28,9 @@ std::vector<const SimdFunctions*> available() {
   if (features.avx2) all.push_back(&avx2_functions());
   if (features.avx512) all.push_back(&avx512_functions());
 #endif
+#if defined(FLASH_ATTN_ARM64)
+  all.push_back(&neon_functions());
+#endif
   return all;
 }
 
