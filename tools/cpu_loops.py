@@ -4,11 +4,11 @@
     tools/cpu_loops.py [--json] [--check] [PATH ...]
 
 PATH (default: build/dev) is a compiled csrc/cpu/isa_*.cpp for x86-64 or AArch64, or a build tree with some. Listed is
-every innermost loop that broadcasts one operand from memory and consists of multiply-adds to a fifth at least, 8 or more: its
-multiply-adds, all its instructions, how often it reads or writes the stack, with vectors and else, and how often it
-moves an address to or from a vector register. All of that is for want of registers, and has cost up to a tenth of the
-time. A function that is inlined into another one is enough to bring it about, or a stride that the compiler does not
-know.
+every innermost loop that broadcasts one operand from memory and consists of multiply-adds to a fifth at least, 8 or
+more: its multiply-adds, all its instructions, how often it reads or writes the stack, with vectors and else, and how
+often it moves an address to or from a vector register. All of that is for want of registers, and has cost up to a tenth
+of the time. A function that is inlined into another one is enough to bring it about, or a stride that the compiler does
+not know.
 
 --check fails where a loop has more than one of these for 5 multiply-adds. Of loops that read K and V where they are, in
 memory's time, vectors alone count: addresses of what they ask for may be on the stack, some on purpose (rows_ahead.h).
