@@ -26,14 +26,18 @@ build_package() {
     "$venv/bin/python" -m pip -v install --no-build-isolation --no-deps --no-input -e .
 }
 
-# The C++ tests; and whether the compiler found registers for the CPU kernels' products, which no test's result shows.
+# check_loops BUILD-TREE: whether the compiler found registers for the products of vector kernels, which no test's result
+# shows.
+check_loops() {
+  "$venv/bin/python" tools/cpu_loops.py --check "$1"/csrc/CMakeFiles/flash_attn_objects.dir/cpu/isa_[an]*.o
+}
+
 test_cpp() {
   ctest --test-dir "$build_dir" --output-on-failure -j "$jobs" --no-tests=error
-  if [ "$(uname -m)" = x86_64 ]; then
-    "$venv/bin/python" tools/cpu_loops.py --check "$build_dir"
-  else
-    echo "skipped: on this processor tools/cpu_loops.py is not run on what was compiled for it"
-  fi
+  case $(uname -m) in
+    x86_64 | aarch64) check_loops "$build_dir" ;;
+    *) echo "skipped: tools/cpu_loops.py reads code of x86-64 and AArch64" ;;
+  esac
 }
 
 # test_core FOLDER CMAKE-ARGUMENT...: the core and its tests, compiled into build/FOLDER.
@@ -58,6 +62,10 @@ test_clang() {
 
 # The core and its tests for 64-bit ARM, cross-compiled, and executed by QEMU.
 test_arm() {
+  if [ "$(uname -m)" = aarch64 ]; then
+    echo "skipped: the C++ tests have run on such a processor, which this machine has"
+    return
+  fi
   if ! command -v aarch64-linux-gnu-g++ >/dev/null || ! command -v qemu-aarch64 >/dev/null; then
     apt_install g++-aarch64-linux-gnu qemu-user ||
       { echo "skipped: no cross compiler or no QEMU to be had, so nothing was compiled for 64-bit ARM" && return; }
@@ -69,7 +77,7 @@ test_arm() {
   # Those with bf16 products among them: not every QEMU has these.
   qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/tests/cpp/test_cpu --gtest_filter='CpuInstructionSets.*' |
     grep '^instruction sets:.* neon_bf16'
-  "$venv/bin/python" tools/cpu_loops.py --check build/aarch64/csrc/CMakeFiles/flash_attn_objects.dir/cpu/isa_neon*.o | tail -n 1
+  check_loops build/aarch64
 }
 
 # test_python FOLDER ARGUMENT...: one thread per worker, since the workers share the processors; one that is done takes
