@@ -30,7 +30,7 @@ FA_INLINE NeonVector fma(NeonVector a, NeonVector b, NeonVector c) { return Neon
 FA_INLINE NeonVector select_less(NeonVector a, NeonVector b, NeonVector then, NeonVector otherwise) {
   return NeonVector(vbslq_f32(vcltq_f32(a.v, b.v), then.v, otherwise.v));
 }
-// A table look-up takes more instructions here than the polynomial of whole steps.
+// A table look-up, which needs byte indices first, takes as many instructions as the longer polynomial without one.
 template <int Steps>
 FA_INLINE NeonVector exp2_steps(NeonVector t) {
   static_assert(Steps == 1);
