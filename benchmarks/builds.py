@@ -25,7 +25,8 @@ import torch
 from timing import sample
 
 DTYPES = {"fp16": (0, torch.float16), "bf16": (1, torch.bfloat16), "fp32": (2, torch.float32), "i32": (4, torch.int32)}
-NUMBERS = {dtype: number for number, dtype in DTYPES.values()}
+NUMBERS = {dtype: number for number, dtype in DTYPES.values()} | {torch.int64: 5, torch.bool: 6}
+FEATURES = ("alibi", "softcap", "padding-mask", "dropout", "bias")
 
 
 class Tensor(ctypes.Structure):
@@ -83,6 +84,7 @@ class Call:
             self.tensors |= {"k": k, "v": v, "block_table": pages, "seqused_k": lengths}
         self.problem = Problem(struct_size=ctypes.sizeof(Problem), softmax_scale=D**-0.5, causal=args.causal)
         self.problem.window_left, self.problem.window_right = args.window
+        self.add_feature(args.feature, args, generator)
         for name, x in self.tensors.items():
             setattr(self.problem, name, Tensor.of(x))
         self.forward = self.filled(ForwardArgs, out=self.out, lse=lse)
@@ -97,6 +99,21 @@ class Call:
             self.backward = self.filled(
                 BackwardArgs, dout=dout, out=self.out, lse=lse, softmax_d=torch.empty_like(lse), **gradients
             )
+
+    def add_feature(self, name, args, generator):
+        """The score feature as the benchmark's rows of features have it (problems.py)."""
+        B, H, Sq, Sk = args.batch, args.heads, args.queries, args.keys
+        if name == "alibi":
+            self.tensors["alibi_slopes"] = torch.rand(H, generator=generator)
+        if name == "softcap":
+            self.problem.softcap = 30.0
+        if name == "padding-mask":
+            self.tensors["attn_mask"] = (torch.arange(Sk) < Sk - max(1, Sk // 50)).repeat(B, 1)
+        if name == "dropout":
+            self.problem.dropout_p = 0.1
+            self.tensors["rng_state"] = torch.tensor([args.seed, 0])
+        if name == "bias":
+            self.tensors["attn_bias"] = torch.randn(B, H, Sq, Sk, generator=generator).to(self.out.dtype)
 
     def filled(self, kind, **tensors):
         """Arguments of this problem, whose tensors are kept."""
@@ -138,6 +155,7 @@ def parse_arguments(argv=None):
     add("--kv-heads", type=int, metavar="N", help="[as many as heads]")
     add("--causal", action="store_true")
     add("--window", nargs=2, type=int, default=(-1, -1), metavar=("LEFT", "RIGHT"), help="[none]")
+    add("--feature", choices=FEATURES, help="a score feature [none]")
     add("--page", type=int, default=0, metavar="N", help="keys in pages of N, in random order [contiguous]")
     add("--sum", action="store_true", help="time a plain sum over K and V too")
     add("--backward", action="store_true", help="time the backward pass [forward]")

@@ -32,6 +32,8 @@ def test_builds_are_compared_by_the_same_call(tmp_path):
         ["--causal", "--one-thread", "--after-dense"],
         ["--window", "16", "0"],
         ["--backward", "--causal"],
+        *(["--feature", feature] for feature in ("alibi", "softcap", "padding-mask", "dropout")),
+        ["--backward", "--feature", "bias"],
         ["--page=16", "--sum", "--json", path],
     ):
         printed = builds(LIBRARY, copy, *shape, *options)
