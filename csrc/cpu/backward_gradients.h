@@ -97,7 +97,7 @@ class BackwardGradients {
           score = score + (per_query ? Simd::load(addend + i) : V(*addend));
         }
         // No weight exceeds 1; a huge bias makes score and LSE too coarse for their difference to say so.
-        V p = softmax_weight(vmin(zero, score - Simd::load(lse + i)));
+        V p = Format::weight(vmin(zero, score - Simd::load(lse + i)));
         const std::uint8_t* const kept = s.dropout + (strip.row + t) * ld / 8;
         if (more && dropout.active) dp = Simd::keep_where(dp, kept, i) * V(Real(dropout.keep_scale));
         ds[t] = p * (dp - Simd::load(delta + i));

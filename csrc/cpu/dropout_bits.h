@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/dropout.h"
+#include "cpu/target.h"
 
 namespace flash_attn::cpu {
 
@@ -43,6 +44,40 @@ void dropout_row(const DropoutRule& rule, index_t b, index_t h, index_t i, index
         std::uint8_t* const run = bits + (j + block * 64 + word * 16) / 8;
         run[0] = std::uint8_t(kept >> (16 * block));
         run[1] = std::uint8_t(kept >> (16 * block + 8));
+      }
+    }
+  }
+}
+
+// Rows of different queries and heads: each twice, as lanes want it.
+struct DropoutRows {
+  static constexpr index_t kLanesOfRow = 2;
+  const std::uint64_t *queries, *heads;
+};
+
+// Bit j - j0 of bits[8 * t] for the 64 keys from j0 on, a multiple of 64, and rows t of [begin, end), as many at a time
+// as there are lanes for.
+template <class Simd, class Target = Simd>
+void dropout_rows(const DropoutRule& rule, index_t b, const DropoutRows& rows, Range range, index_t j0,
+                  std::uint8_t* bits) {
+  using Wide = typename Simd::Wide;
+  constexpr index_t kOfRow = DropoutRows::kLanesOfRow, kRows = Wide::kLanes / kOfRow, kBytes = kKeyAlign / 8;
+  // Lane = 4 * row + group, of which every second one is in `even`.
+  std::uint64_t counters[2][Wide::kLanes];
+  for (index_t lane = 0; lane < Wide::kLanes; ++lane)
+    for (index_t n = 0; n < 2; ++n) counters[n][lane] = std::uint64_t(j0 / 16 + lane % kOfRow * 2 + n);
+  const Wide first = Wide::load(counters[0]), second = Wide::load(counters[1]), batch(static_cast<std::uint32_t>(b));
+  for (index_t t = range.begin; t < range.end; t += kRows) {
+    const Wide query = Wide::load(rows.queries + t * kOfRow), head = Wide::load(rows.heads + t * kOfRow);
+    Wide even[4] = {first, query, batch, head}, odd[4] = {second, query, batch, head};
+    philox_lanes(even, rule.subkey);
+    philox_lanes(odd, rule.subkey);
+    for (int word = 0; word < 4; ++word) {
+      const std::uint64_t kept = Simd::bytes_at_most(even[word], odd[word], rule.keep_threshold);
+      for (index_t row = 0; row < kRows; ++row) {
+        std::uint8_t* const run = bits + (t + row) * kBytes + word * 2;
+        run[0] = std::uint8_t(kept >> (16 * row));
+        run[1] = std::uint8_t(kept >> (16 * row + 8));
       }
     }
   }

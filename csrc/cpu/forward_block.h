@@ -89,7 +89,7 @@ struct ForwardScratch {
   Elem* probabilities;    // likewise; the memory of scores when they are of the same type
   Columns* columns;       // of each strip of a block, when direct
   Real* sums;             // queries x sums_stride, when direct: what a key block adds to o
-  std::uint8_t* dropout;  // kRowsAbreast x keys, rounded up to 256, a bit each
+  std::uint8_t* dropout;  // kRowsAbreast x keys, rounded up to 256, a bit each; in tiles kRows x kKeyAlign
   Real* addend;           // keys, when there is a bias or a mask
   Lanes<Target> lanes;    // of sequences whose queries are in the lanes
   index_t bytes;
@@ -273,7 +273,7 @@ struct ForwardPlan {
     s.probabilities = kInPlace ? reinterpret_cast<Elem*>(s.scores) : c.take<Elem>(probabilities);
     s.columns = c.take<Columns>(direct ? slots * ceil_div(rows_held(), kRows) : 0);
     s.sums = c.take<Real>(direct ? queries * sums_stride<Target>(p.Dv) : 0);
-    s.dropout = c.take<std::uint8_t>(Target::kTiled ? kRows * kKeysDrawn / 8 : kRowsAbreast<Target> * dropout_stride());
+    s.dropout = c.take<std::uint8_t>(Target::kTiled ? kRows * kKeyAlign / 8 : kRowsAbreast<Target> * dropout_stride());
     s.addend = c.take<Real>(addend.given() ? tiles.keys : 0);
     if (lanes > 0) s.lanes = Lanes<Target>::carve(c, packed.depth(), o_stride);
     s.bytes = c.used();

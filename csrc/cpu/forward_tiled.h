@@ -15,35 +15,48 @@
 
 namespace flash_attn::cpu {
 
-// What exponents take beside a factor and a shift, as far as the compiler is to know: a part as long as they get;
-// columns that rows do not see; a bias or mask; ALiBi; dropout.
-template <bool Whole, bool Edges = false, bool Added = false, bool Alibi = false, bool Dropped = false>
+// What is added to the exponents of a row: nothing, what a bias or mask makes in log2 units, or a bias as it is in
+// memory, of the problem's own dtype.
+enum class Addends { none, made, bias };
+
+// What exponents take beside a factor and a shift, as far as the compiler is to know: columns that rows do not see; a
+// bias or mask; ALiBi; dropout.
+template <bool Edges = false, Addends Added = Addends::none, bool Alibi = false, bool Dropped = false>
 struct ExponentKind {
-  static constexpr bool kWhole = Whole, kEdges = Edges, kAdded = Added, kAlibi = Alibi, kDropped = Dropped;
+  static constexpr Addends kAddends = Added;
+  static constexpr bool kEdges = Edges, kAdded = Added != Addends::none, kAlibi = Alibi, kDropped = Dropped;
 };
 
 template <class Target>
 class ForwardTiled {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
+  using Stored = StoredAs<Target>;
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   using Format = typename Target::Format;
   using Block = ForwardBlock<Target>;
   using Scratch = ForwardScratch<Target>;
-  static constexpr index_t W = Simd::W, kStep = Format::kStep, kRows = Target::kRows;
+  static constexpr index_t W = Simd::W, kHalf = Target::kWidth, kStep = Format::kStep, kRows = Target::kRows;
   static constexpr index_t kScores = ScorePitch<Target>(), kPending = ProbabilityPitch<Target>();
+  static_assert(!Target::kTiled || (kHalf == 2 * W && kScores == 2 * kHalf && kScores == kKeyAlign));
   static constexpr index_t kRow = kPending * Target::kParts;  // Elements of a row of probabilities.
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
-  // How far weights may exceed 1, as a power of two.
-  static constexpr Real kHighest = 8;
+  // How far weights may exceed 1, as a power of two, and what a lane's sum of a few of them may be.
+  static constexpr Real kHighest = 8, kMostWeight = 256;
 
  public:
   ForwardTiled(const ForwardPlan<Target>& plan, const ForwardScores<Target>& scores)
-      : plan_(plan), p_(plan.p), scores_(scores), added_(plan.addend.given()), alibi_(plan.p.alibi_slopes) {}
+      : plan_(plan),
+        p_(plan.p),
+        scores_(scores),
+        added_(plan.addend.given()),
+        alibi_(plan.p.alibi_slopes),
+        reads_bias_(plan.addend.template is_bias_of<Stored>()) {}
 
   void operator()(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
-    Strip strip{block, r, min_of(kRows, block.rows - r), c, s, {}, {}, {}, true};
+    Strip strip{block, r, min_of(kRows, block.rows - r), c, s, {}, {}, {}, true, {}, {}};
+    if (p_.dropout.active) name_rows(strip);
     for (index_t t = 0; t < strip.rows; ++t) strip.row[t] = row_of(block, r + t, c.origin, s);
     if (strip.rows < kRows) strip.row[strip.rows].rule = block.rules;  // It may be the second of a pair.
     fill(s.probabilities, strip.rows * kRow, kRows * kRow, Elem{});
@@ -51,8 +64,6 @@ class ForwardTiled {
     for (index_t first = c.begin / kPending * kPending; first < c.end; first += kPending) {
       strip.waiting = {max_of(first, c.begin), max_of(first, c.begin)};
       const index_t end = min_of(first + kPending, c.end);
-      if (p_.dropout.active && (first <= c.begin || first % kKeysDrawn == 0))
-        draw_dropout(strip, first / kKeysDrawn * kKeysDrawn);
       for (index_t n = first; n < end; n += kScores)
         if (n + kScores > c.begin) meet(strip, {max_of(n, c.begin), min_of(n + kScores, end)});
       multiply_values(strip);
@@ -64,7 +75,7 @@ class ForwardTiled {
   // A row's exponents are its products * factor + shift, what its rule adds for ALiBi, and its bias or mask.
   struct Row {
     const ScoreRule<Real>* rule;
-    Real factor, shift, diagonal;
+    Real factor, shift, slope, diagonal;
     Real begin, end;  // The columns that it sees.
   };
   struct Strip {
@@ -76,6 +87,7 @@ class ForwardTiled {
     V sum[kRows];    // Of weights that are not in the state of their row yet.
     Range waiting;   // Columns whose probabilities have not met V.
     bool unsettled;  // Whether rows may have no maximum yet.
+    std::uint64_t queries[kRows * DropoutRows::kLanesOfRow], heads[kRows * DropoutRows::kLanesOfRow];
   };
 
   static Row row_of(const Block& block, index_t r, index_t origin, const Scratch& s) {
@@ -84,15 +96,29 @@ class ForwardTiled {
     return {&rule,
             rule.factor(),
             -s.state[r].shift(),
+            rule.has_alibi() ? rule.slope_log2 : Real(0),
             Real(rule.diagonal(block.query(r)) - origin),
             Real(seen.begin - origin),
             Real(seen.end - origin)};
   }
 
-  // The strip meets the keys of `columns`, kScores at most, whose probabilities then wait.
+  // For dropout.
+  static void name_rows(Strip& strip) {
+    for (index_t n = 0; n < kRows * DropoutRows::kLanesOfRow; ++n) {
+      const index_t r = strip.r + min_of(n / DropoutRows::kLanesOfRow, strip.rows - 1);
+      strip.queries[n] = std::uint64_t(strip.block.query(r)), strip.heads[n] = std::uint64_t(strip.block.head(r));
+    }
+  }
+
+  // The strip meets the keys of `columns`, kScores or half of that, whose probabilities then wait.
   void meet(Strip& strip, Range columns) const {
-    multiply_keys(strip, columns);
-    as_kind(strip.c, columns, [&](auto kind) { weigh<decltype(kind)>(strip, columns); });
+    multiply_keys(strip, columns, p_.dropout.active);
+    as_kind(strip.c, columns, [&](auto kind) {
+      if (columns.end - columns.begin == kScores)
+        weigh<decltype(kind), kScores / W>(strip, columns);
+      else
+        weigh<decltype(kind), kHalf / W>(strip, columns);
+    });
     strip.waiting.end = columns.end;
   }
 
@@ -103,112 +129,155 @@ class ForwardTiled {
     const auto middle = static_cast<index_t>(strip.row[strip.rows / 2].diagonal);
     const index_t begin = min_of(max_of(middle, c.begin), c.end - 1) / kScores * kScores;
     const Range columns{max_of(begin, c.begin), min_of(begin + kScores, c.end)};
-    multiply_keys(strip, columns);
+    multiply_keys(strip, columns, false);
     as_kind(c, columns, [&](auto kind) { find_maxima<decltype(kind), true>(strip, columns); });
   }
 
-  // Dot products, capped if they are to be.
-  void multiply_keys(const Strip& strip, Range columns) const {
-    scores_.dot_products(strip.block, strip.r, strip.c, columns, strip.s.scores, kScores);
-    for (index_t t = 0; t < strip.rows && p_.softcap != 0; ++t)
-      cap_scores<Target>(strip.block.rule(strip.r + t), strip.s.scores + t * kScores, {0, columns.end - columns.begin});
+  // Dot products of the strip with some keys, capped if they are to be; with `draws`, which of their weights are kept.
+  // Work of vectors other than weights goes between the products of halves: tiles would sleep the longer after all of
+  // it at once (docs/cpu-amx.md).
+  void multiply_keys(const Strip& strip, Range columns, bool draws) const {
+    const Scratch& s = strip.s;
+    const bool caps = p_.softcap != 0;
+    const index_t step = caps || draws ? kHalf : kScores, rows_drawn = kRows * step / (columns.end - columns.begin);
+    Range drawn{0, rows_drawn};
+    for (index_t n = columns.begin; n < columns.end; n += step) {
+      Real* const x = s.scores + (n - columns.begin);
+      scores_.dot_products(strip.block, strip.r, strip.c, {n, min_of(n + step, columns.end)}, x, kScores);
+      if (caps) cap_rows<Target>(*strip.block.rules, x, kScores, strip.rows);
+      if (draws)
+        dropout_rows<Simd, Target>(p_.dropout, strip.block.b, {strip.queries, strip.heads}, drawn,
+                                   strip.c.origin + columns.begin / kKeyAlign * kKeyAlign, s.dropout);
+      drawn = {drawn.end, drawn.end + rows_drawn};
+    }
   }
 
   // Runs work(ExponentKind) for these columns.
   template <class Work>
   FA_INLINE void as_kind(const Columns& c, Range columns, const Work& work) const {
     const bool edges = columns.begin < c.inner.begin || c.inner.end < columns.end;
+    constexpr Addends none = Addends::none, made = Addends::made;
     if (p_.dropout.active && (added_ || alibi_))
-      work(ExponentKind<false, true, true, true, true>());  // Zeros, where one of them is not given.
+      work(ExponentKind<true, made, true, true>());  // Zeros, where one of them is not given.
     else if (p_.dropout.active)
-      edges ? work(ExponentKind<false, true, false, false, true>())
-            : work(ExponentKind<false, false, false, false, true>());
+      edges ? work(ExponentKind<true, none, false, true>()) : work(ExponentKind<false, none, false, true>());
     else if (added_ && alibi_)
-      work(ExponentKind<false, true, true, true>());
+      work(ExponentKind<true, made, true>());
+    else if (added_ && (edges || !reads_bias_))
+      edges ? work(ExponentKind<true, made>()) : work(ExponentKind<false, made>());
     else if (added_)
-      edges ? work(ExponentKind<false, true, true>()) : work(ExponentKind<false, false, true>());
+      work(ExponentKind<false, Addends::bias>());
     else if (alibi_)
-      edges ? work(ExponentKind<false, true, false, true>()) : work(ExponentKind<false, false, false, true>());
-    else if (edges)
-      work(ExponentKind<false, true>());
+      edges ? work(ExponentKind<true, none, true>()) : work(ExponentKind<false, none, true>());
     else
-      columns.end - columns.begin == kScores ? work(ExponentKind<true>()) : work(ExponentKind<false>());
+      edges ? work(ExponentKind<true>()) : work(ExponentKind<>());
   }
 
-  // Of vector n of the columns from `begin` on; products and addend are the row's.
-  template <class Kind>
-  static FA_INLINE V exponent(const Row& row, const Real* products, const Real* addend, index_t begin, index_t n) {
-    const V column = V(Real(begin + n * W)) + Simd::iota();
+  // Of vector n of the columns whose first ones are `first`; products and addend are the row's.
+  template <class Kind, class Addend>
+  static FA_INLINE V exponent(const Row& row, const Real* products, const Addend* addend, V first, index_t n) {
     V x = fma(Simd::load(products + n * W), V(row.factor), V(row.shift));
-    if constexpr (Kind::kAlibi) x = row.rule->add_alibi(x, V(row.diagonal) - column);
-    if constexpr (Kind::kAdded) x = x + Simd::load(addend + n * W);
-    if constexpr (Kind::kEdges) x = select_between(column, V(row.begin), V(row.end), x, V(-kInfinity));
+    if constexpr (Kind::kAlibi) x = fma(V(-row.slope), vabs(V(row.diagonal) - first - V(Real(n * W))), x);
+    if constexpr (Kind::kAddends == Addends::made) x = x + Simd::load(addend + n * W);
+    if constexpr (Kind::kAddends == Addends::bias) x = cpu::Addend<Target>::add_bias(x, addend + n * W);
+    if constexpr (Kind::kEdges) x = select_between(first + V(Real(n * W)), V(row.begin), V(row.end), x, V(-kInfinity));
     return x;
   }
+  static FA_INLINE V first_of(Range columns) { return V(Real(columns.begin)) + Simd::iota(); }
 
-  // What is added to the scores of row t, perhaps in the memory given.
-  const Real* addend_of(const Strip& strip, index_t t, Range columns, Real* memory) const {
-    const Block& block = strip.block;
-    const Columns& c = strip.c;
-    const index_t r = strip.r + t;
-    if (added_ && scores_.shares_addend(block)) return strip.s.addend + columns.begin;
-    if (added_ && t < strip.rows)
-      plan_.addend.row(block.rule(r), block.b, block.head(r), block.query(r), {0, columns.end < c.end ? kScores : 0},
-                       {c.origin + columns.begin, c.origin + min_of(columns.end, c.keys)}, memory);
-    else
-      fill(memory, 0, kScores, Real(0));
-    return memory;
-  }
+  // What is added to the scores of the rows of a strip, for Kind.
+  template <class Kind>
+  class AddendRows {
+   public:
+    using Number = std::conditional_t<Kind::kAddends == Addends::bias, Stored, Real>;
+
+    FA_INLINE AddendRows(const ForwardTiled& tiled, const Strip& strip, Range columns)
+        : tiled_(tiled),
+          strip_(strip),
+          columns_(columns),
+          shared_(Kind::kAdded && tiled.added_ && tiled.scores_.shares_addend(strip.block)) {}
+    // Of row t, perhaps in the memory given.
+    FA_INLINE const Number* row(index_t t, Real* memory) const {
+      if constexpr (Kind::kAddends == Addends::bias) return bias_row(t);
+      if constexpr (Kind::kAddends == Addends::made)
+        return shared_ ? strip_.s.addend + columns_.begin : made(t, memory);
+      return nullptr;
+    }
+
+   private:
+    // Rows past the last one read what is there of it. Asks for what the next columns want: rows lie too far apart for
+    // the processor to do so in time.
+    FA_INLINE const Stored* bias_row(index_t t) const {
+      const Block& block = strip_.block;
+      const index_t r = strip_.r + min_of(t, strip_.rows - 1);
+      const Stored* const row = tiled_.plan_.addend.template bias_row<Stored>(block.b, block.head(r), block.query(r),
+                                                                              strip_.c.origin + columns_.begin);
+      for (index_t n = kScores; n < 2 * kScores; n += kCacheLine / index_t(sizeof(Stored))) FA_PREFETCH(row + n);
+      return row;
+    }
+    const Real* made(index_t t, Real* memory) const {
+      const Block& block = strip_.block;
+      const Columns& c = strip_.c;
+      const index_t r = strip_.r + t;
+      if (tiled_.added_ && t < strip_.rows)
+        tiled_.plan_.addend.row(block.rule(r), block.b, block.head(r), block.query(r),
+                                {0, columns_.end < c.end ? kScores : 0},
+                                {c.origin + columns_.begin, c.origin + min_of(columns_.end, c.keys)}, memory);
+      else
+        fill(memory, 0, kScores, Real(0));
+      return memory;
+    }
+
+    const ForwardTiled& tiled_;
+    const Strip& strip_;
+    const Range columns_;
+    const bool shared_;
+  };
 
   // Rows in pairs, which share what a loop costs.
-  template <class Kind>
+  template <class Kind, index_t Vectors>
   void weigh(Strip& strip, Range columns) const {
     if (strip.unsettled) find_maxima<Kind>(strip, columns);
+    const AddendRows<Kind> addends(*this, strip, columns);
     for (index_t t = 0; t < strip.rows; t += 2) {
       alignas(64) Real memory[2][kScores];
-      const Real* addend[2] = {};
-      for (int i = 0; i < 2 && Kind::kAdded; ++i) addend[i] = addend_of(strip, t + i, columns, memory[i]);
-      V sum[2] = {strip.sum[t], strip.sum[t + 1]}, top[2];
-      weigh_rows<Kind>(strip, t, columns, addend, sum, top);
-      if (Simd::any_less(V(kHighest), vmax(top[0], top[1]))) {
+      const auto *first = addends.row(t, memory[0]), *second = addends.row(t + 1, memory[1]);
+      V sum[2];
+      weigh_rows<Kind, Vectors>(strip, t, columns.begin, {first, second}, sum);
+      if (too_great(sum[0]) || too_great(sum[1])) {
         for (int i = 0; i < 2; ++i)
-          if (t + i < strip.rows && Simd::any_less(V(kHighest), top[i]))
-            raise(strip, t + i, strip.s.state[strip.r + t + i].m + Simd::reduce_max(top[i]));
-        sum[0] = strip.sum[t], sum[1] = strip.sum[t + 1];
-        weigh_rows<Kind>(strip, t, columns, addend, sum, top);
+          if (t + i < strip.rows && too_great(sum[i]))
+            raise(strip, t + i, highest<Kind>(strip, t + i, columns, i == 0 ? first : second));
+        weigh_rows<Kind, Vectors>(strip, t, columns.begin, {first, second}, sum);
       }
-      strip.sum[t] = sum[0], strip.sum[t + 1] = sum[1];
+      for (int i = 0; i < 2; ++i) strip.sum[t + i] = strip.sum[t + i] + sum[i];
     }
   }
+  static FA_INLINE bool too_great(V sums) { return Simd::any_less(V(kMostWeight), sums); }
 
-  // Probabilities of rows t and t + 1, as multiplicands. Adds their weights to sum; gives the greatest exponents.
-  template <class Kind>
-  FA_INLINE void weigh_rows(const Strip& strip, index_t t, Range columns, const Real* const (&addend)[2], V (&sum)[2],
-                            V (&top)[2]) const {
-    const index_t vectors = Kind::kWhole ? kScores / W : (columns.end - columns.begin) / W;
+  // Probabilities of rows t and t + 1, as multiplicands, and the sums of their weights, lane by lane.
+  template <class Kind, index_t Vectors>
+  FA_INLINE void weigh_rows(const Strip& strip, index_t t, index_t begin,
+                            const typename AddendRows<Kind>::Number* const (&addend)[2], V (&sum)[2]) const {
     const Real* const products = strip.s.scores + t * kScores;
-    Elem* const to = strip.s.probabilities + t * kRow + columns.begin % kPending;
-    const std::uint8_t* const kept = strip.s.dropout + t * (kKeysDrawn / 8);
+    Elem* const to = strip.s.probabilities + t * kRow + begin % kPending;
+    const std::uint8_t* const kept = strip.s.dropout + (t * kKeyAlign + begin % kKeyAlign) / 8;
+    const V first = first_of({begin, begin});
     for (int i = 0; i < 2; ++i) {
       const Row row = strip.row[t + i];
-      V sums[kStep], tops[kStep];
-      for (int v = 0; v < kStep; ++v) sums[v] = V(Real(0)), tops[v] = V(-kInfinity);
-      for (index_t n = 0; n < vectors; n += kStep) {
+      V sums[kStep];
+      for (index_t n = 0; n < Vectors; n += kStep) {
         V weights[kStep];
         for (int v = 0; v < kStep; ++v) {
-          const V x = exponent<Kind>(row, products + i * kScores, addend[i], columns.begin, n + v);
-          tops[v] = vmax(tops[v], x);
-          weights[v] = softmax_weight(x);
-          sums[v] = sums[v] + weights[v];
+          weights[v] = Format::weight(exponent<Kind>(row, products + i * kScores, addend[i], first, n + v));
+          sums[v] = n == 0 ? weights[v] : sums[v] + weights[v];
           if constexpr (Kind::kDropped)
-            weights[v] =
-                Simd::keep_where(weights[v], kept + i * (kKeysDrawn / 8), (columns.begin + (n + v) * W) % kKeysDrawn);
+            weights[v] = Simd::keep_where(weights[v], kept + i * (kKeyAlign / 8), (n + v) * W);
         }
         Format::store_all(to + i * kRow + n * W, kPending, weights);
       }
-      for (int v = 1; v < kStep; ++v) sums[0] = sums[0] + sums[v], tops[0] = vmax(tops[0], tops[v]);
-      sum[i] = sum[i] + sums[0];
-      top[i] = tops[0];
+      sum[i] = sums[0];
+      for (int v = 1; v < kStep; ++v) sum[i] = sum[i] + sums[v];
     }
   }
 
@@ -216,20 +285,25 @@ class ForwardTiled {
   template <class Kind, bool All = false>
   void find_maxima(Strip& strip, Range columns) const {
     strip.unsettled = false;
+    const AddendRows<Kind> addends(*this, strip, columns);
     for (index_t t = 0; t < strip.rows; ++t) {
       const SoftmaxState<Real>& state = strip.s.state[strip.r + t];
       if (!All && state.m > -kInfinity) continue;
       alignas(64) Real memory[kScores];
-      const Real* const addend = Kind::kAdded ? addend_of(strip, t, columns, memory) : nullptr;
-      Row row = strip.row[t];
-      row.shift = Real(0);
-      V top(-kInfinity);
-      for (index_t n = 0; n < (columns.end - columns.begin) / W; ++n)
-        top = vmax(top, exponent<Kind>(row, strip.s.scores + t * kScores, addend, columns.begin, n));
-      const Real highest = Simd::reduce_max(top);
-      if (highest > state.m + kHighest) raise(strip, t, highest);
+      const Real most = highest<Kind>(strip, t, columns, addends.row(t, memory));
+      if (most > state.m + kHighest) raise(strip, t, most);
       strip.unsettled = strip.unsettled || !(state.m > -kInfinity);
     }
+  }
+  // The greatest score of row t among these columns.
+  template <class Kind>
+  static Real highest(const Strip& strip, index_t t, Range columns, const typename AddendRows<Kind>::Number* addend) {
+    Row row = strip.row[t];
+    row.shift = Real(0);
+    V top(-kInfinity);
+    for (index_t n = 0; n < (columns.end - columns.begin) / W; ++n)
+      top = vmax(top, exponent<Kind>(row, strip.s.scores + t * kScores, addend, first_of(columns), n));
+    return Simd::reduce_max(top);
   }
 
   // A new maximum of row t. Probabilities that wait are relative to the old one, and meet V first.
@@ -258,18 +332,10 @@ class ForwardTiled {
     strip.waiting.begin = strip.waiting.end;
   }
 
-  // Which probabilities of the columns from `first` on are kept.
-  void draw_dropout(const Strip& strip, index_t first) const {
-    const Block& block = strip.block;
-    for (index_t t = 0; t < strip.rows; ++t)
-      dropout_row<Simd, Target>(p_.dropout, block.b, block.head(strip.r + t), block.query(strip.r + t),
-                                strip.c.origin + first, kKeysDrawn, strip.s.dropout + t * (kKeysDrawn / 8));
-  }
-
   const ForwardPlan<Target>& plan_;
   const Problem& p_;
   const ForwardScores<Target>& scores_;
-  const bool added_, alibi_;
+  const bool added_, alibi_, reads_bias_;
 };
 
 }  // namespace flash_attn::cpu

@@ -33,6 +33,7 @@ struct Scalars {
   static FA_INLINE void store_all(Elem* p, index_t, const V (&x)[kStep]) { store(p, x[0]); }
   static FA_INLINE void store_rows(Elem* p, index_t stride, V x, V y) { store(p, x), store(p + stride, y); }
   static FA_INLINE void store_step(Elem* p, const V* x) { store(p, *x); }
+  static FA_INLINE V weight(V x) { return softmax_weight(x); }
   static FA_INLINE V tanh_of_product(V x, V factor) { return vtanh(x * factor); }
 
   // W rows of W k-steps, for a B with the rows as columns; strides in elements.
@@ -74,6 +75,7 @@ struct Bf16Pairs {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(both));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + stride), _mm512_extracti64x4_epi64(both, 1));
   }
+  static FA_INLINE V weight(V x) { return softmax_weight(x); }
   // Not to the last place, which bf16 does not show; the LSE, which is fp32, stays within its tolerance.
   static FA_INLINE V tanh_of_product(V x, V factor) { return tanh_by_exp2(x, factor); }
   template <class Store>
@@ -104,10 +106,16 @@ struct Bf16Pairs {
   }
 };
 
+// bf16 for tiles.
+struct Bf16OfTiles : Bf16Pairs {
+  static FA_INLINE V weight(V x) { return softmax_weight_flushed(x); }
+  static FA_INLINE V tanh_of_product(V x, V factor) { return tanh_by_exp2(x, factor, ByEstimate()); }
+};
+
 // Numbers as sums of so many bf16, the greatest first: two hold every fp16, three every fp32 that is not below 2^-110.
 // A row has its first parts, then its second ones, ... An infinity has no such parts: its products are NaN.
 template <int Parts>
-struct Bf16Parts : Bf16Pairs {
+struct Bf16Parts : Bf16OfTiles {
   static constexpr int kParts = Parts;
 
   // Parts of x at p[part * stride], rounded to nearest, so that neglected products of small ones (tiles.h) have either
@@ -137,7 +145,7 @@ struct Bf16Parts : Bf16Pairs {
     }
     store(Parts - 1, x, y);
   }
-  static FA_INLINE V tanh_of_product(V x, V factor) { return vtanh(x * factor); }
+  static FA_INLINE V tanh_of_product(V x, V factor) { return tanh_rational(x * factor, ByEstimate()); }
 
  private:
   static FA_INLINE V cut(V x) {

@@ -62,6 +62,24 @@ class Addend {
   // Whether its rows differ.
   FA_INLINE bool per_query() const { return has_rows(p_.bias) || has_rows(p_.mask); }
 
+  // Whether all that is added is a bias of T.
+  template <class T>
+  FA_INLINE bool is_bias_of() const {
+    return p_.bias.given() && !p_.mask.given() && load_ == load_bias<T>;
+  }
+  // Bias of query i and the keys from `key` on, where it is.
+  template <class T>
+  FA_INLINE const T* bias_row(index_t b, index_t h, index_t i, index_t key) const {
+    const ScoreTable& bias = p_.bias;
+    return static_cast<const T*>(bias.data) + b * bias.batch_stride + h * bias.head_stride + i * bias.row_stride + key;
+  }
+  // x in log2 units and the bias of W keys.
+  template <class T>
+  static FA_INLINE V add_bias(V x, const T* bias) {
+    const V y = Simd::load(bias);
+    return select_less(y, V(Real(kMaskingBias)), V(kHidden), fma(y, V(Real(kLog2e)), x));
+  }
+
   // The same of `columns`, which takes in row bounds.
   FA_INLINE bool columns_given() const { return given() || has_bounds(p_); }
   FA_INLINE bool columns_differ() const { return addend_per_query(p_); }

@@ -74,7 +74,7 @@ using Avx512 = Target<Avx512Simd, Scalars<Avx512Simd>, 4, 4>;
 #if defined(__AVX512BF16__)
 using Avx512Bf16 = Target<Avx512Simd, Bf16Pairs, 4, 4>;
 template <int Parts>
-using Bf16Multiplicands = std::conditional_t<Parts == 1, Bf16Pairs, Bf16Parts<Parts>>;
+using Bf16Multiplicands = std::conditional_t<Parts == 1, Bf16OfTiles, Bf16Parts<Parts>>;
 // Numbers of 1, 2 or 3 bf16: what bf16, fp16 and fp32 take.
 template <int Parts>
 using EmulatedAmxBf16 = Target<Avx512Simd, Bf16Multiplicands<Parts>, kTileBlock, 2, EmulatedTiles>;
@@ -85,6 +85,11 @@ template <int Parts>
 using AmxBf16 = Target<Avx512Simd, Bf16Multiplicands<Parts>, kTileBlock, 2, AmxTiles>;
 using AmxDirectTiles = Target<Avx512Simd, Bf16Pairs, kTileBlock, 1, RowTiles<AmxTiles>>;
 #endif
+
+// What problems are stored as whose numbers are products of so many bf16.
+template <class Target>
+using StoredAs =
+    std::conditional_t<Target::kParts == 1, BFloat16, std::conditional_t<Target::kParts == 2, Half, float>>;
 
 // How K and V reach the forward pass's products, by the rows that meet them per key head.
 //   packed    many rows: K and V of a unit are packed once, for every query block to use
@@ -132,9 +137,6 @@ using ScorePitch = std::integral_constant<index_t, Target::kTiled ? 64 : most_st
 template <class Target>
 using ProbabilityPitch =
     std::integral_constant<index_t, Target::kTiled ? Target::kParts == 1 ? 256 : 128 : most_strip_keys(Target::kRows)>;
-
-// Keys whose dropout bits tiles' strips have at a time, as many as are drawn together (dropout_bits.h).
-inline constexpr index_t kKeysDrawn = 256;
 
 // From first: whether all queries see keys from the first one on, wherever their blocks begin.
 FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t elem_size, index_t strip_rows,

@@ -63,6 +63,9 @@ class AmxTiles {
     FA_INLINE ~Session() { _tile_release(); }
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
+
+   private:
+    const FlushSubnormals flush_;  // As tile products do.
   };
 
   template <int Tile>
@@ -125,6 +128,9 @@ class EmulatedTiles {
     FA_INLINE ~Session() { rows_of_short_tiles() = 0; }
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
+
+   private:
+    const FlushSubnormals flush_;  // As tile products do.
   };
 
   template <int Tile>

@@ -68,12 +68,36 @@ FA_INLINE Avx512Vector softmax_weight(Avx512Vector x) {
   const __mmask16 shows = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(kLeastWeight), _CMP_NLT_UQ);
   return Avx512Vector(_mm512_maskz_scalef_ps(shows, exp2_mantissa(x), x.v));
 }
+// While one exists, results that would be subnormal are 0 on its thread.
+class FlushSubnormals {
+ public:
+  FA_INLINE FlushSubnormals() { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON); }
+  FA_INLINE ~FlushSubnormals() { _mm_setcsr(before_); }
+  FlushSubnormals(const FlushSubnormals&) = delete;
+  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
+
+ private:
+  const unsigned before_ = _mm_getcsr();
+};
+// Softmax weights there, where nothing has to be compared: 0 below 2^-126.
+FA_INLINE Avx512Vector softmax_weight_flushed(Avx512Vector x) { return vexp2(x); }
 template <int Stage>
 FA_INLINE void weigh_beside_products(WeightInWork<Avx512Vector>& w) {
   weigh_by_adders<32, Stage>(w);
 }
 FA_INLINE Avx512Vector softmax_weight_beside_products(Avx512Vector x) { return weight_by_adders<32>(x); }
 FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_rational(x); }
+
+// Division where its instruction would take most of the time: 16 cycles on processors with AMX (uops.info, VDIVPS zmm).
+// An estimate of 14 bits and a step of Newton's, within 2 ulp, of numbers that are not subnormal.
+struct ByEstimate {
+  FA_INLINE Avx512Vector operator()(Avx512Vector n, Avx512Vector d) const {
+    const __m512 r = _mm512_rcp14_ps(d.v), quotient = _mm512_mul_ps(n.v, r);
+    return Avx512Vector(_mm512_fmadd_ps(_mm512_fnmadd_ps(quotient, d.v, n.v), r, quotient));
+  }
+  // 1 / d, which may be infinite, is 0 to all who add it to 1; NaN stays.
+  static FA_INLINE Avx512Vector finite(Avx512Vector d) { return vmin(Avx512Vector(1.2676506e30f), d); }
+};
 
 // 8 numbers of 32 bits, each in a lane of 64.
 struct Avx512Wide {
@@ -84,6 +108,7 @@ struct Avx512Wide {
   static FA_INLINE Avx512Wide every_second(std::uint32_t first) {
     return Avx512Wide(_mm512_add_epi32(Avx512Wide(first).v, _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14)));
   }
+  static FA_INLINE Avx512Wide load(const std::uint64_t* p) { return Avx512Wide(_mm512_loadu_si512(p)); }
 };
 FA_INLINE Avx512Wide multiply_low(Avx512Wide a, Avx512Wide b) { return Avx512Wide(_mm512_mul_epu32(a.v, b.v)); }
 FA_INLINE Avx512Wide high_half(Avx512Wide a) { return Avx512Wide(_mm512_srli_epi64(a.v, 32)); }

@@ -40,6 +40,7 @@ struct NeonBf16Pairs {
     vst1q_u16(Simd::words_of(p), round(x[0], x[1]));
   }
   static FA_INLINE void store_rows(Elem* p, index_t stride, V x, V y) { store(p, x), store(p + stride, y); }
+  static FA_INLINE V weight(V x) { return softmax_weight(x); }
   static FA_INLINE V tanh_of_product(V x, V factor) { return vtanh(x * factor); }
   // Lane by lane the pair (x[0], x[1]): two rows of a matrix as one k-step of its transpose.
   static FA_INLINE void store_step(Elem* p, const V* x) {

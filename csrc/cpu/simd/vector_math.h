@@ -87,11 +87,23 @@ FA_INLINE V exp2_polynomial(V x) {
   return scale_by_power(y, n);
 }
 
+// How the functions below divide: by the instruction.
+struct ByDivision {
+  template <class V>
+  FA_INLINE V operator()(V n, V d) const {
+    return n / d;
+  }
+  template <class V>
+  static FA_INLINE V finite(V d) {
+    return d;  // What the instruction divides by may be infinite.
+  }
+};
+
 // tanh(x) = x P(z) / Q(z) = x + x z N(z) / Q(z), z = x^2, N = (P - Q) / z: relative error 3e-8 (and some roundings) up
 // to 8.7, past which tanh is 1 in fp32. Below 1 the second form leaves little but the rounding of its sum; above, that
 // sum would cancel.
-template <class V>
-FA_INLINE V tanh_rational(V x) {
+template <class V, class Divide = ByDivision>
+FA_INLINE V tanh_rational(V x, Divide divide = {}) {
   x = vmin(V(8.7f), vmax(V(-8.7f), x));
   const V z = x * x;
   V n = V(-7.857562846e-07f);
@@ -109,7 +121,7 @@ FA_INLINE V tanh_rational(V x) {
   q = fma(q, z, V(0.4673378779f));
   q = fma(q, z, V(1.0f));
   const V one = V(1.0f);
-  return fma(x, select_less(z, one, z * n, p) / q, select_less(z, one, x, V(0.0f)));
+  return fma(x, divide(select_less(z, one, z * n, p), q), select_less(z, one, x, V(0.0f)));
 }
 
 // inside where begin <= x < end, else outside.
@@ -121,10 +133,10 @@ FA_INLINE V select_between(V x, V begin, V end, V inside, V outside) {
 // tanh(x * factor) = 1 - 1 / (1/2 + 2^y), y = 2 log2(e) x factor - 1: within 2.5e-7, so that what is small keeps few
 // digits, but with two thirds of the operations of tanh_rational. V provides vexp2(y) = 2^y, 0 and infinity
 // included.
-template <class V>
-FA_INLINE V tanh_by_exp2(V x, V factor) {
+template <class V, class Divide = ByDivision>
+FA_INLINE V tanh_by_exp2(V x, V factor, Divide divide = {}) {
   const V y = fma(x, factor * V(2.885390082f), V(-1.0f));
-  return V(1.0f) - V(1.0f) / (V(0.5f) + vexp2(y));
+  return V(1.0f) - divide(V(1.0f), Divide::finite(V(0.5f) + vexp2(y)));
 }
 
 }  // namespace flash_attn::cpu

@@ -108,6 +108,8 @@ const Case kCases[] = {
     {"softcap", {1, 2, 2, 65, 130, 59, 59}, with(true, -1, -1, 3.0, false, 0)},
     {"alibi", {2, 3, 1, 66, 140, 32, 32}, with(false, -1, -1, 0, true, 0)},
     {"dropout", {2, 3, 1, 130, 333, 32, 32}, with(true, -1, -1, 0, false, 0.3)},
+    {"alibi_and_dropout", {1, 3, 1, 150, 260, 48, 48}, with(false, -1, -1, 0, true, 0.4)},
+    {"window_and_dropout", {2, 2, 1, 275, 333, 32, 64}, with(false, 40, 100, 0, false, 0.1)},
     {"everything", {1, 6, 2, 140, 270, 96, 48}, with(true, 100, -1, 5.0, true, 0)},
     {"odd_head_dims", {1, 2, 2, 33, 65, 111, 7}, {}},
     {"one_by_one", {1, 1, 1, 1, 1, 1, 1}, {}},

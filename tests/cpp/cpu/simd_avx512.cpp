@@ -4,7 +4,8 @@
 namespace flash_attn::testing {
 
 const SimdFunctions& avx512_functions() {
-  static constexpr SimdFunctions functions = SimdFunctionsOf<cpu::Avx512Simd>::table<true>("avx512");
+  static constexpr SimdFunctions functions =
+      SimdFunctionsOf<cpu::Avx512Simd>::table<cpu::ByEstimate, cpu::FlushSubnormals>("avx512");
   return functions;
 }
 

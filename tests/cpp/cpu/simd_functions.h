@@ -18,9 +18,11 @@ struct SimdFunctions {
   void (*softmax_weight)(const float* in, index_t n, float* out);
   void (*softmax_weight_beside_products)(const float* in, index_t n, float* out);
   void (*from_products)(const float* in, index_t n, float* out);
-  void (*tanh)(const float* in, index_t n, float* out);
-  // tanh_by_exp2(in, kTanhFactor), null where there is none.
-  void (*tanh_by_exp2)(const float* in, index_t n, float* out);
+  // Null where there is none, as all that tiles take: weights while subnormal results are flushed; tanh by division and
+  // by an estimate; tanh_by_exp2(in, kTanhFactor) by both.
+  void (*softmax_weight_flushed)(const float* in, index_t n, float* out);
+  void (*tanh[2])(const float* in, index_t n, float* out);
+  void (*tanh_by_exp2[2])(const float* in, index_t n, float* out);
   // out[i] = the sum of in[i * lanes ..).
   void (*sum_each)(const float* in, float* out);
   // The first n of 2 * lanes bf16 elements, even ones and then odd ones; that order undone. Null where there is none.
@@ -35,6 +37,7 @@ struct SimdFunctions {
   void (*dropout_row)(const DropoutRule&, index_t b, index_t h, index_t i, index_t j0, index_t n, std::uint8_t*);
   void (*dropout_columns)(const DropoutRule&, index_t b, index_t h, index_t i0, index_t n, index_t j0, std::uint8_t*,
                           index_t stride);
+  void (*dropout_rows)(const DropoutRule&, index_t b, const cpu::DropoutRows&, Range, index_t j0, std::uint8_t*);
 };
 
 template <class Simd>
@@ -48,12 +51,22 @@ struct SimdFunctionsOf {
   static void from_products_of(const float* in, index_t n, float* out) {
     for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, Simd::from_products(Simd::load(in + i)));
   }
+  template <class Flush>
+  static void weight_flushed_of(const float* in, index_t n, float* out) {
+    const Flush flush;
+    for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, softmax_weight_flushed(Simd::load(in + i)));
+  }
   static void tanh_of(const float* in, index_t n, float* out) {
     for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, vtanh(Simd::load(in + i)));
   }
+  template <class Divide>
+  static void tanh_rational_of(const float* in, index_t n, float* out) {
+    for (index_t i = 0; i < n; i += Simd::W) Simd::store(out + i, tanh_rational(Simd::load(in + i), Divide()));
+  }
+  template <class Divide>
   static void tanh_by_exp2_of(const float* in, index_t n, float* out) {
     for (index_t i = 0; i < n; i += Simd::W)
-      Simd::store(out + i, tanh_by_exp2(Simd::load(in + i), typename Simd::V(kTanhFactor)));
+      Simd::store(out + i, tanh_by_exp2(Simd::load(in + i), typename Simd::V(kTanhFactor), Divide()));
   }
   static void sum_each_of(const float* in, float* out) {
     typename Simd::V x[Simd::W];
@@ -83,27 +96,26 @@ struct SimdFunctionsOf {
   static constexpr SimdFunctions::First first_of() {
     return {sizeof(T), load_first_of<T>, store_first_of<T>};
   }
-  // A template, so that only what is asked for is compiled.
-  template <bool HasTanhByExp2 = false>
+  // A template, so that only what is asked for is compiled: with an estimate to divide by, and what flushes subnormal
+  // results, all that tiles take.
+  template <class Estimate = void, class Flush = void>
   static constexpr SimdFunctions table(const char* name) {
-    void (*by_exp2)(const float*, index_t, float*) = nullptr;
-    if constexpr (HasTanhByExp2) by_exp2 = tanh_by_exp2_of;
-    void (*split)(const void*, index_t, float*) = nullptr;
-    void (*interleave)(const float*, float*) = nullptr;
-    if constexpr (requires { &Simd::interleave; }) split = split_pairs_of, interleave = interleave_of;
-    return {name,
-            Simd::W,
-            weight_of,
-            weight_beside_products_of,
-            from_products_of,
-            tanh_of,
-            by_exp2,
-            sum_each_of,
-            split,
-            interleave,
-            {first_of<float>(), first_of<Half>(), first_of<BFloat16>()},
-            cpu::dropout_row<Simd>,
-            cpu::dropout_columns<Simd>};
+    SimdFunctions f{};
+    f.name = name, f.lanes = Simd::W;
+    f.softmax_weight = weight_of, f.softmax_weight_beside_products = weight_beside_products_of;
+    f.from_products = from_products_of;
+    f.tanh[0] = tanh_of;
+    f.sum_each = sum_each_of;
+    if constexpr (requires { &Simd::interleave; }) f.split_pairs = split_pairs_of, f.interleave = interleave_of;
+    f.first[0] = first_of<float>(), f.first[1] = first_of<Half>(), f.first[2] = first_of<BFloat16>();
+    f.dropout_row = cpu::dropout_row<Simd>, f.dropout_columns = cpu::dropout_columns<Simd>;
+    if constexpr (!std::is_void_v<Estimate>) {
+      f.softmax_weight_flushed = weight_flushed_of<Flush>;
+      f.tanh[1] = tanh_rational_of<Estimate>;
+      f.tanh_by_exp2[0] = tanh_by_exp2_of<cpu::ByDivision>, f.tanh_by_exp2[1] = tanh_by_exp2_of<Estimate>;
+      f.dropout_rows = cpu::dropout_rows<Simd>;
+    }
+    return f;
   }
 };
 

@@ -107,6 +107,24 @@ TEST_P(Simd, SmallSoftmaxWeights) {
   }
 }
 
+TEST_P(Simd, WeightsWhereSubnormalResultsAreFlushed) {
+  const SimdFunctions& s = *GetParam();
+  if (!s.softmax_weight_flushed) GTEST_SKIP() << s.name << " has no tiles, for which these weights are";
+  RecordProperty("worst_ulps", std::to_string(worst_weight(s, s.softmax_weight_flushed, -126.0f)));
+  for_floats(s, s.softmax_weight_flushed, std::nextafter(-126.0f, -127.0f), -3e38f, 9973,
+             [&](float x, float got) { EXPECT_EQ(got, 0.0f) << x; });
+  std::vector<float> in(s.lanes, -std::numeric_limits<float>::infinity()), out(s.lanes);
+  in[1] = std::numeric_limits<float>::quiet_NaN();
+  in[2] = 128.0f;
+  s.softmax_weight_flushed(in.data(), s.lanes, out.data());
+  EXPECT_EQ(out[0], 0.0f);
+  EXPECT_TRUE(std::isnan(out[1]));
+  EXPECT_EQ(out[2], std::numeric_limits<float>::infinity());
+  // Subnormal numbers are back afterwards.
+  const volatile float least = std::numeric_limits<float>::min();
+  EXPECT_GT(least / 2, 0.0f);
+}
+
 TEST_P(Simd, ProductsReachMemoryAsTheyAre) {
   const SimdFunctions& s = *GetParam();
   using Limits = std::numeric_limits<float>;
@@ -207,43 +225,47 @@ TEST_P(Simd, PairsAreSplitAndPutInOrder) {
 
 TEST_P(Simd, TanhWithinEightRoundings) {
   const SimdFunctions& s = *GetParam();
-  for (const bool negative : {false, true}) {
-    double worst = 0.0;
-    float at = 0.0f;
-    for_floats(s, s.tanh, negative ? -1e-30f : 1e-30f, negative ? -1e30f : 1e30f, stride(), [&](float x, float got) {
-      const double error = std::abs(double(got) / std::tanh(double(x)) - 1.0);
-      if (!(error <= worst)) worst = error, at = x;
-    });
-    EXPECT_LE(worst, 8 * std::ldexp(1.0, -24)) << s.name << " at " << at;
+  for (const auto tanh : s.tanh) {
+    if (!tanh) continue;
+    for (const bool negative : {false, true}) {
+      double worst = 0.0;
+      float at = 0.0f;
+      for_floats(s, tanh, negative ? -1e-30f : 1e-30f, negative ? -1e30f : 1e30f, stride(), [&](float x, float got) {
+        const double error = std::abs(double(got) / std::tanh(double(x)) - 1.0);
+        if (!(error <= worst)) worst = error, at = x;
+      });
+      EXPECT_LE(worst, 8 * std::ldexp(1.0, -24)) << s.name << " at " << at;
+    }
+    std::vector<float> in(s.lanes, 0.0f), out(s.lanes, 1.0f);
+    in[1] = std::numeric_limits<float>::quiet_NaN();
+    tanh(in.data(), s.lanes, out.data());
+    EXPECT_EQ(out[0], 0.0f);
+    EXPECT_TRUE(std::isnan(out[1]));
   }
-  std::vector<float> in(s.lanes, 0.0f), out(s.lanes, 1.0f);
-  in[1] = std::numeric_limits<float>::quiet_NaN();
-  s.tanh(in.data(), s.lanes, out.data());
-  EXPECT_EQ(out[0], 0.0f);
-  EXPECT_TRUE(std::isnan(out[1]));
 }
 
 TEST_P(Simd, TanhByExp2WithinItsAbsoluteError) {
   const SimdFunctions& s = *GetParam();
-  if (!s.tanh_by_exp2) GTEST_SKIP() << s.name << " has no bf16 products, for which this tanh is";
+  if (!s.tanh_by_exp2[0]) GTEST_SKIP() << s.name << " has no bf16 products, for which this tanh is";
   const float infinity = std::numeric_limits<float>::infinity();
-  for (const bool negative : {false, true}) {
-    double worst = 0.0;
-    float at = 0.0f;
-    for_floats(s, s.tanh_by_exp2, negative ? -0.0f : 0.0f, negative ? -infinity : infinity, stride(),
-               [&](float x, float got) {
-                 const double error = std::abs(double(got) - std::tanh(double(x) * kTanhFactor));
-                 if (!(error <= worst)) worst = error, at = x;
-               });
-    EXPECT_LE(worst, 2.5e-7) << s.name << " at " << at;
+  for (const auto tanh : s.tanh_by_exp2) {
+    for (const bool negative : {false, true}) {
+      double worst = 0.0;
+      float at = 0.0f;
+      for_floats(s, tanh, negative ? -0.0f : 0.0f, negative ? -infinity : infinity, stride(), [&](float x, float got) {
+        const double error = std::abs(double(got) - std::tanh(double(x) * kTanhFactor));
+        if (!(error <= worst)) worst = error, at = x;
+      });
+      EXPECT_LE(worst, 2.5e-7) << s.name << " at " << at;
+    }
+    std::vector<float> in(s.lanes, 0.0f), out(s.lanes, 1.0f);
+    in[1] = std::numeric_limits<float>::quiet_NaN();
+    in[2] = -in[1];
+    tanh(in.data(), s.lanes, out.data());
+    EXPECT_EQ(out[0], 0.0f);
+    EXPECT_TRUE(std::isnan(out[1]));
+    EXPECT_TRUE(std::isnan(out[2]));
   }
-  std::vector<float> in(s.lanes, 0.0f), out(s.lanes, 1.0f);
-  in[1] = std::numeric_limits<float>::quiet_NaN();
-  in[2] = -in[1];
-  s.tanh_by_exp2(in.data(), s.lanes, out.data());
-  EXPECT_EQ(out[0], 0.0f);
-  EXPECT_TRUE(std::isnan(out[1]));
-  EXPECT_TRUE(std::isnan(out[2]));
 }
 
 bool bit(const std::uint8_t* bits, index_t n) { return bits[n / 8] >> (n % 8) & 1; }
@@ -262,6 +284,28 @@ TEST_P(Simd, DropoutRowsAndColumnsFollowTheDefinition) {
   for (index_t j = 0; j < 64; ++j)
     for (index_t i = 0; i < 40; ++i)
       ASSERT_EQ(bit(columns.data() + j * 48 / 8, i), kept(990 + i, 192 + j)) << i << " " << j;
+}
+
+TEST_P(Simd, DropoutOfARowsOwnQueryAndHeadFollowsTheDefinition) {
+  const SimdFunctions& s = *GetParam();
+  if (!s.dropout_rows) GTEST_SKIP() << s.name << " has no tiles, whose strips draw so";
+  const DropoutRule rule = make_dropout(0.3, 9, -1);
+  constexpr index_t kRows = 16, kOfRow = cpu::DropoutRows::kLanesOfRow;
+  const auto query = [](index_t t) { return 70 + t / 3; };
+  const auto head = [](index_t t) { return 2 + t % 3; };
+  std::vector<std::uint64_t> queries(kRows * kOfRow), heads(kRows * kOfRow);
+  for (index_t n = 0; n < kRows * kOfRow; ++n)
+    queries[n] = std::uint64_t(query(n / kOfRow)), heads[n] = std::uint64_t(head(n / kOfRow));
+  std::vector<std::uint8_t> bits(kRows * 8, 0xab);
+  const Range drawn{4, 12};
+  s.dropout_rows(rule, 3, {queries.data(), heads.data()}, drawn, 448, bits.data());
+  for (index_t t = 0; t < kRows; ++t)
+    for (index_t j = 0; j < 64; ++j) {
+      const PhiloxWords words = rule.bytes(3, head(t), query(t), 7, int(j / 4 % 4));
+      const bool is_drawn = drawn.begin <= t && t < drawn.end;
+      const bool kept = is_drawn ? rule.keep(words.w[j / 16] >> (8 * (j % 4)) & 255u) : (0xab >> (j % 8) & 1) != 0;
+      ASSERT_EQ(bit(bits.data() + 8 * t, j), kept) << t << " " << j;
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, Simd, ::testing::ValuesIn(available()),
