@@ -58,7 +58,6 @@ class ForwardTiled {
     Strip strip{block, r, min_of(kRows, block.rows - r), c, s, {}, {}, {}, true, {}, {}};
     if (p_.dropout.active) name_rows(strip);
     for (index_t t = 0; t < strip.rows; ++t) strip.row[t] = row_of(block, r + t, c.origin, s);
-    if (strip.rows < kRows) strip.row[strip.rows].rule = block.rules;  // It may be the second of a pair.
     fill(s.probabilities, strip.rows * kRow, kRows * kRow, Elem{});
     if (alibi_) look_about_diagonal(strip);
     for (index_t first = c.begin / kPending * kPending; first < c.end; first += kPending) {
@@ -72,9 +71,9 @@ class ForwardTiled {
   }
 
  private:
-  // A row's exponents are its products * factor + shift, what its rule adds for ALiBi, and its bias or mask.
+  // A row's exponents are its products * factor + shift - slope * its distance from `diagonal` (ALiBi), and its bias or
+  // mask.
   struct Row {
-    const ScoreRule<Real>* rule;
     Real factor, shift, slope, diagonal;
     Real begin, end;  // The columns that it sees.
   };
@@ -87,14 +86,14 @@ class ForwardTiled {
     V sum[kRows];    // Of weights that are not in the state of their row yet.
     Range waiting;   // Columns whose probabilities have not met V.
     bool unsettled;  // Whether rows may have no maximum yet.
+    // Of rows, with dropout (DropoutRows).
     std::uint64_t queries[kRows * DropoutRows::kLanesOfRow], heads[kRows * DropoutRows::kLanesOfRow];
   };
 
   static Row row_of(const Block& block, index_t r, index_t origin, const Scratch& s) {
     const ScoreRule<Real>& rule = block.rule(r);
     const Range seen = rule.visible_keys(block.query(r));
-    return {&rule,
-            rule.factor(),
+    return {rule.factor(),
             -s.state[r].shift(),
             rule.has_alibi() ? rule.slope_log2 : Real(0),
             Real(rule.diagonal(block.query(r)) - origin),
@@ -102,7 +101,6 @@ class ForwardTiled {
             Real(seen.end - origin)};
   }
 
-  // For dropout.
   static void name_rows(Strip& strip) {
     for (index_t n = 0; n < kRows * DropoutRows::kLanesOfRow; ++n) {
       const index_t r = strip.r + min_of(n / DropoutRows::kLanesOfRow, strip.rows - 1);

@@ -88,8 +88,8 @@ FA_INLINE void weigh_beside_products(WeightInWork<Avx512Vector>& w) {
 FA_INLINE Avx512Vector softmax_weight_beside_products(Avx512Vector x) { return weight_by_adders<32>(x); }
 FA_INLINE Avx512Vector vtanh(Avx512Vector x) { return tanh_rational(x); }
 
-// Division where its instruction would take most of the time: 16 cycles on processors with AMX (uops.info, VDIVPS zmm).
-// An estimate of 14 bits and a step of Newton's, within 2 ulp, of numbers that are not subnormal.
+// Division for processors with AMX, whose instruction takes 8 to 16 cycles (docs/cpu-amx.md): an estimate of 14 bits
+// and a step of Newton's, within 2 ulp, of numbers that are not subnormal.
 struct ByEstimate {
   FA_INLINE Avx512Vector operator()(Avx512Vector n, Avx512Vector d) const {
     const __m512 r = _mm512_rcp14_ps(d.v), quotient = _mm512_mul_ps(n.v, r);
