@@ -18,7 +18,8 @@ struct Features {
 Features detect_features();
 
 /// Whether products can hide asking for what the next task loads (forward_ahead.h): a few of AMD's cycles for each
-/// line, which is less than to wait for it later, unless it is in the caches already. A Xeon gained nothing.
+/// line, which is less than to wait for it later, unless it is in the caches already. A Xeon gained nothing but in
+/// tiles (asks_ahead).
 bool asks_between_products();
 
 /// Cores on which other kernels of an instruction set are the faster ones: where queries go into the lanes (lanes.h),

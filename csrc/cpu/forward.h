@@ -132,7 +132,7 @@ class Forward {
     const index_t g = task % p_.group(), nth = task / p_.group();
     Block& block = begin(unit, g, plan_.alone ? nth : plan_.query_blocks - 1 - nth, s);
     if (block.rows == 0) return;
-    if (asks_between_products()) block.next = ahead_.of(block, unit);
+    if (asks_ahead<Target>()) block.next = ahead_.of(block, unit);
     pack(block);
     attend(block, {plan_.first_key(block), block.keys.end}, s);
     finish(block, s);

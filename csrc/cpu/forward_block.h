@@ -141,7 +141,7 @@ struct ForwardPlan {
         pairs(lanes < p.B && takes_pairs(p, approach, kMostPairedFeatures<Target>)),
         tiles(tiles_for(executor.num_threads)),
         alone(how == Approach::packed && can_pack_alone(executor.num_threads)),
-        packed(p, format, keys_to_hold(), !(alone && has_window() && asks_between_products()), pairs),
+        packed(p, format, keys_to_hold(), !(alone && has_window() && asks_ahead<Target>()), pairs),
         q_stride(Target::kParts * round_up(p.D, kWidth)),
         o_stride(round_up(p.Dv, kWidth)),
         query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)) {}
@@ -188,7 +188,7 @@ struct ForwardPlan {
     // a block, which a window's tasks ask for into L2 (forward_ahead.h), share too few of its sets; and when there
     // would be too few tasks for the threads.
     constexpr index_t kLeastAsked = 32, kMostApart = index_t(128) << 10;
-    while (asks_between_products() && has_window() && t.queries > kLeastAsked &&
+    while (asks_ahead<Target>() && has_window() && t.queries > kLeastAsked &&
            t.queries * p.q.row_stride * format.size > kMostApart)
       t.queries /= 2;
     while (t.queries > max_of<index_t>(16, row_multiple()) &&

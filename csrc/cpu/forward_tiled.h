@@ -42,6 +42,9 @@ class ForwardTiled {
   static_assert(!Target::kTiled || (kHalf == 2 * W && kScores == 2 * kHalf && kScores == kKeyAlign));
   static constexpr index_t kRow = kPending * Target::kParts;  // Elements of a row of probabilities.
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+  // Between rows of weights a strip asks for what comes later. A few lines at a time, as they come from a cache that
+  // all cores share: asked for in a row they wait for each other, and all behind them.
+  static constexpr index_t kRowsPerAsk = 8;
   // How far weights may exceed 1, as a power of two, and what a lane's sum of a few of them may be.
   static constexpr Real kHighest = 8, kMostWeight = 256;
 
@@ -55,9 +58,9 @@ class ForwardTiled {
         reads_bias_(plan.addend.template is_bias_of<Stored>()) {}
 
   void operator()(const Block& block, index_t r, const Columns& c, const Scratch& s) const {
-    Strip strip{block, r, min_of(kRows, block.rows - r), c, s, {}, {}, {}, true, {}, {}};
+    Strip strip(block, r, c, s);
+    begin_rows(strip);
     if (p_.dropout.active) name_rows(strip);
-    for (index_t t = 0; t < strip.rows; ++t) strip.row[t] = row_of(block, r + t, c.origin, s);
     fill(s.probabilities, strip.rows * kRow, kRows * kRow, Elem{});
     if (alibi_) look_about_diagonal(strip);
     for (index_t first = c.begin / kPending * kPending; first < c.end; first += kPending) {
@@ -67,7 +70,10 @@ class ForwardTiled {
         if (n + kScores > c.begin) meet(strip, {max_of(n, c.begin), min_of(n + kScores, end)});
       multiply_values(strip);
     }
-    for (index_t t = 0; t < strip.rows; ++t) s.state[r + t].l += Simd::reduce_sum(strip.sum[t]);
+    strip.asks.ask_rest();
+    alignas(64) Real sums[kRows];
+    for (index_t t = 0; t < kRows; t += W) Simd::store(sums + t, Simd::sum_each(strip.sum + t));
+    for (index_t t = 0; t < strip.rows; ++t) s.state[r + t].l += sums[t];
   }
 
  private:
@@ -77,28 +83,46 @@ class ForwardTiled {
     Real factor, shift, slope, diagonal;
     Real begin, end;  // The columns that it sees.
   };
+  // Of a strip, number by number: rows written by scalars and copied by vectors would wait for each store.
+  struct Rows {
+    Real factor, shift[kRows], slope[kRows], diagonal[kRows], begin[kRows], end[kRows];
+
+    FA_INLINE Row operator[](index_t t) const { return {factor, shift[t], slope[t], diagonal[t], begin[t], end[t]}; }
+  };
   struct Strip {
+    Strip(const Block& of_block, index_t first, const Columns& columns, const Scratch& scratch)
+        : block(of_block), r(first), rows(min_of(kRows, block.rows - r)), c(columns), s(scratch) {
+      for (V& x : sum) x = V(Real(0));
+    }
+
     const Block& block;
     const index_t r, rows;
     const Columns& c;
     const Scratch& s;
-    Row row[kRows];
-    V sum[kRows];    // Of weights that are not in the state of their row yet.
-    Range waiting;   // Columns whose probabilities have not met V.
-    bool unsettled;  // Whether rows may have no maximum yet.
+    Rows row{};
+    V sum[kRows];   // Of weights that are not in the state of their row yet.
+    Range waiting;  // Columns whose probabilities have not met V.
+    StripAsks asks{s.block->next};
+    bool unsettled = true;  // Whether rows may have no maximum yet.
     // Of rows, with dropout (DropoutRows).
     std::uint64_t queries[kRows * DropoutRows::kLanesOfRow], heads[kRows * DropoutRows::kLanesOfRow];
   };
 
-  static Row row_of(const Block& block, index_t r, index_t origin, const Scratch& s) {
-    const ScoreRule<Real>& rule = block.rule(r);
-    const Range seen = rule.visible_keys(block.query(r));
-    return {rule.factor(),
-            -s.state[r].shift(),
-            rule.has_alibi() ? rule.slope_log2 : Real(0),
-            Real(rule.diagonal(block.query(r)) - origin),
-            Real(seen.begin - origin),
-            Real(seen.end - origin)};
+  void begin_rows(Strip& strip) const {
+    const Block& block = strip.block;
+    const Columns& c = strip.c;
+    Rows& row = strip.row;
+    row.factor = block.rules->factor();
+    const bool edges = p_.dropout.active || c.begin < c.inner.begin || c.inner.end < c.end;
+    for (index_t t = 0; t < strip.rows; ++t) row.shift[t] = -strip.s.state[strip.r + t].shift();
+    if (!edges && !alibi_) return;
+    for (index_t t = 0; t < strip.rows; ++t) {
+      const index_t r = strip.r + t, i = block.query(r);
+      const ScoreRule<Real>& rule = block.rule(r);
+      const Range seen = rule.visible_keys(i);
+      row.slope[t] = rule.slope_log2, row.diagonal[t] = Real(rule.diagonal(i) - c.origin);
+      row.begin[t] = Real(seen.begin - c.origin), row.end[t] = Real(seen.end - c.origin);
+    }
   }
 
   static void name_rows(Strip& strip) {
@@ -124,7 +148,7 @@ class ForwardTiled {
   // from keys far away, all would be scaled anew every few keys.
   void look_about_diagonal(Strip& strip) const {
     const Columns& c = strip.c;
-    const auto middle = static_cast<index_t>(strip.row[strip.rows / 2].diagonal);
+    const auto middle = static_cast<index_t>(strip.row.diagonal[strip.rows / 2]);
     const index_t begin = min_of(max_of(middle, c.begin), c.end - 1) / kScores * kScores;
     const Range columns{max_of(begin, c.begin), min_of(begin + kScores, c.end)};
     multiply_keys(strip, columns, false);
@@ -172,12 +196,12 @@ class ForwardTiled {
   }
 
   // Of vector n of the columns whose first ones are `first`; products and addend are the row's.
-  template <class Kind, class Addend>
-  static FA_INLINE V exponent(const Row& row, const Real* products, const Addend* addend, V first, index_t n) {
+  template <class Kind, class Number>
+  static FA_INLINE V exponent(const Row& row, const Real* products, const Number* addend, V first, index_t n) {
     V x = fma(Simd::load(products + n * W), V(row.factor), V(row.shift));
     if constexpr (Kind::kAlibi) x = fma(V(-row.slope), vabs(V(row.diagonal) - first - V(Real(n * W))), x);
     if constexpr (Kind::kAddends == Addends::made) x = x + Simd::load(addend + n * W);
-    if constexpr (Kind::kAddends == Addends::bias) x = cpu::Addend<Target>::add_bias(x, addend + n * W);
+    if constexpr (Kind::kAddends == Addends::bias) x = Addend<Target>::add_bias(x, addend + n * W);
     if constexpr (Kind::kEdges) x = select_between(first + V(Real(n * W)), V(row.begin), V(row.end), x, V(-kInfinity));
     return x;
   }
@@ -245,10 +269,11 @@ class ForwardTiled {
       if (too_great(sum[0]) || too_great(sum[1])) {
         for (int i = 0; i < 2; ++i)
           if (t + i < strip.rows && too_great(sum[i]))
-            raise(strip, t + i, highest<Kind>(strip, t + i, columns, i == 0 ? first : second));
+            raise(strip, t + i, Simd::reduce_max(highest<Kind>(strip, t + i, columns, i == 0 ? first : second)));
         weigh_rows<Kind, Vectors>(strip, t, columns.begin, {first, second}, sum);
       }
       for (int i = 0; i < 2; ++i) strip.sum[t + i] = strip.sum[t + i] + sum[i];
+      if (t % kRowsPerAsk == 0) strip.asks.ask();
     }
   }
   static FA_INLINE bool too_great(V sums) { return Simd::any_less(V(kMostWeight), sums); }
@@ -284,38 +309,50 @@ class ForwardTiled {
   void find_maxima(Strip& strip, Range columns) const {
     strip.unsettled = false;
     const AddendRows<Kind> addends(*this, strip, columns);
-    for (index_t t = 0; t < strip.rows; ++t) {
-      const SoftmaxState<Real>& state = strip.s.state[strip.r + t];
-      if (!All && state.m > -kInfinity) continue;
-      alignas(64) Real memory[kScores];
-      const Real most = highest<Kind>(strip, t, columns, addends.row(t, memory));
-      if (most > state.m + kHighest) raise(strip, t, most);
-      strip.unsettled = strip.unsettled || !(state.m > -kInfinity);
+    for (index_t first = 0; first < strip.rows; first += W) {
+      V top[W];
+      alignas(64) Real memory[kScores], most[W];
+      for (index_t i = 0; i < W; ++i) top[i] = highest<Kind>(strip, first + i, columns, addends.row(first + i, memory));
+      Simd::store(most, Simd::max_each(top));
+      for (index_t t = first; t < min_of(first + W, strip.rows); ++t) {
+        const SoftmaxState<Real>& state = strip.s.state[strip.r + t];
+        if (!All && state.m > -kInfinity) continue;
+        if (most[t - first] > state.m + kHighest) raise(strip, t, most[t - first]);
+        strip.unsettled = strip.unsettled || !(state.m > -kInfinity);
+      }
     }
   }
-  // The greatest score of row t among these columns.
+  // The greatest scores of row t among these columns, lane by lane.
   template <class Kind>
-  static Real highest(const Strip& strip, index_t t, Range columns, const typename AddendRows<Kind>::Number* addend) {
+  static V highest(const Strip& strip, index_t t, Range columns, const typename AddendRows<Kind>::Number* addend) {
     Row row = strip.row[t];
     row.shift = Real(0);
     V top(-kInfinity);
     for (index_t n = 0; n < (columns.end - columns.begin) / W; ++n)
       top = vmax(top, exponent<Kind>(row, strip.s.scores + t * kScores, addend, first_of(columns), n));
-    return Simd::reduce_max(top);
+    return top;
   }
 
-  // A new maximum of row t. Probabilities that wait are relative to the old one, and meet V first.
-  void raise(Strip& strip, index_t t, Real highest) const {
+  // A new maximum of row t.
+  FA_INLINE void raise(Strip& strip, index_t t, Real highest) const {
+    SoftmaxState<Real>& state = strip.s.state[strip.r + t];
+    if (state.m > -kInfinity)
+      rescale(strip, t, highest);
+    else
+      state.m = highest;  // All of its weights were 0.
+    strip.row.shift[t] = -state.shift();
+  }
+  // Probabilities that wait are relative to the old maximum, and meet V first.
+  void rescale(Strip& strip, index_t t, Real highest) const {
     SoftmaxState<Real>& state = strip.s.state[strip.r + t];
     state.l += Simd::reduce_sum(strip.sum[t]);
     strip.sum[t] = V(Real(0));
     const bool empty = state.empty();
     if (!empty) multiply_values(strip);
-    const Real rescale = state.raise(highest);
-    strip.row[t].shift = -state.shift();
-    if (empty || rescale == Real(1)) return;
+    const Real factor = state.raise(highest);
+    if (empty || factor == Real(1)) return;
     Real* const o = strip.s.o + (strip.r + t) * plan_.o_stride;
-    for (index_t d = 0; d < plan_.o_stride; d += W) Simd::store(o + d, Simd::load(o + d) * V(rescale));
+    for (index_t d = 0; d < plan_.o_stride; d += W) Simd::store(o + d, Simd::load(o + d) * V(factor));
   }
 
   // O += P V for the columns that wait.

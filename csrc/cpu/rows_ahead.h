@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "cpu/cpuid.h"
 #include "cpu/target.h"
 #include "cpu/workspace.h"
 
@@ -195,6 +196,13 @@ class RowsInTurn {
   RowsAhead rows_[kMost];
   int count_ = 0, at_ = 0;
 };
+
+// Whether strips ask for what the next task loads: between products where those can hide it, and where products are
+// made in tiles, between the weights of rows. Those of numbers in parts take so long that there is little to gain.
+template <class Target>
+FA_INLINE bool asks_ahead() {
+  return (Target::kTiled && Target::kParts == 1) || asks_between_products();
+}
 
 // What a strip asks for, a row of each operand at a time: between the panels of its products. A prefetch waits for the
 // translation of its address, which the products hide, and holds a miss buffer, of which they need some.

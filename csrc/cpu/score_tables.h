@@ -70,14 +70,13 @@ class Addend {
   // Bias of query i and the keys from `key` on, where it is.
   template <class T>
   FA_INLINE const T* bias_row(index_t b, index_t h, index_t i, index_t key) const {
-    const ScoreTable& bias = p_.bias;
-    return static_cast<const T*>(bias.data) + b * bias.batch_stride + h * bias.head_stride + i * bias.row_stride + key;
+    return static_cast<const T*>(p_.bias.data) + bias_at(b, h, i, key);
   }
   // x in log2 units and the bias of W keys.
   template <class T>
   static FA_INLINE V add_bias(V x, const T* bias) {
     const V y = Simd::load(bias);
-    return select_less(y, V(Real(kMaskingBias)), V(kHidden), fma(y, V(Real(kLog2e)), x));
+    return unless_masking(y, fma(y, V(Real(kLog2e)), x));
   }
 
   // The same of `columns`, which takes in row bounds.
@@ -95,8 +94,7 @@ class Addend {
     const index_t n = keys.end - keys.begin;
     const ScoreTable& bias = p_.bias;
     if (bias.given()) {
-      const index_t at = b * bias.batch_stride + h * bias.head_stride + i * bias.row_stride + keys.begin;
-      const char* const source = static_cast<const char*>(bias.data) + at * element_;
+      const char* const source = static_cast<const char*>(bias.data) + bias_at(b, h, i, keys.begin) * element_;
       load_(source, n, out);
       // Rows lie too far apart for the processor to foresee the next one.
       const index_t further = (ahead.queries * bias.row_stride + ahead.keys) * element_;
@@ -148,12 +146,19 @@ class Addend {
  private:
   using Load = void (*)(const void* source, index_t n, Real* out);
 
+  // Elements from the first one to that of query i and key `key`.
+  FA_INLINE index_t bias_at(index_t b, index_t h, index_t i, index_t key) const {
+    return b * p_.bias.batch_stride + h * p_.bias.head_stride + i * p_.bias.row_stride + key;
+  }
+  // x, or minus infinity where the bias masks.
+  static FA_INLINE V unless_masking(V bias, V x) { return select_less(bias, V(Real(kMaskingBias)), V(kHidden), x); }
+
   template <class T>
   static void load_bias(const void* source, index_t n, Real* out) {
     const T* const in = static_cast<const T*>(source);
     const auto convert = [](const T* from, Real* to) {
       const V x = Simd::load(from);
-      Simd::store(to, select_less(x, V(Real(kMaskingBias)), V(kHidden), x * V(Real(kLog2e))));
+      Simd::store(to, unless_masking(x, x * V(Real(kLog2e))));
     };
     index_t c = 0;
     for (; c + W <= n; c += W) convert(in + c, out + c);

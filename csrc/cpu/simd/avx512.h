@@ -203,21 +203,12 @@ struct Avx512Simd {
   static FA_INLINE bool any_less(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ) != 0; }
   static FA_INLINE float reduce_max(V x) { return _mm512_reduce_max_ps(x.v); }
   static FA_INLINE float reduce_sum(V x) { return _mm512_reduce_add_ps(x.v); }
-  // Lane i is the sum of the lanes of x[i].
+  // Lane i is the sum of the lanes of x[i], or their maximum.
   static FA_INLINE V sum_each(const V* x) {
-    const auto lanes = [](__m512 a, __m512 b) {
-      return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    };
-    const auto quarters = [](__m512 a, __m512 b) {
-      return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-    };
-    // In each 128-bit lane the sums of that lane of x[first] .. x[first + 3]. No loop, so that x is in registers.
-    const auto four = [&](int first) {
-      const __m512d a = _mm512_castps_pd(lanes(x[first].v, x[first + 1].v));
-      const __m512d b = _mm512_castps_pd(lanes(x[first + 2].v, x[first + 3].v));
-      return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    };
-    return V(quarters(quarters(four(0), four(4)), quarters(four(8), four(12))));
+    return reduce_each(x, [](V a, V b) { return a + b; });
+  }
+  static FA_INLINE V max_each(const V* x) {
+    return reduce_each(x, [](V a, V b) { return vmax(a, b); });
   }
   // 16 rows of 16 words, or as many of their columns, in fours; strides in words. Vectors are gathered so that row 4 L
   // + i lands in 128-bit lane L of vector i: then only a 4 x 4 transpose inside the lanes is left.
@@ -264,6 +255,23 @@ struct Avx512Simd {
   }
 
  private:
+  // Lane i is what `join` makes of the lanes of x[i].
+  template <class Join>
+  static FA_INLINE V reduce_each(const V* x, const Join& join) {
+    const auto lanes = [&](__m512 a, __m512 b) {
+      return join(V(_mm512_unpacklo_ps(a, b)), V(_mm512_unpackhi_ps(a, b))).v;
+    };
+    const auto quarters = [&](V a, V b) {
+      return join(V(_mm512_shuffle_f32x4(a.v, b.v, 0x88)), V(_mm512_shuffle_f32x4(a.v, b.v, 0xdd)));
+    };
+    // In each 128-bit lane those of that lane of x[first] .. x[first + 3]. No loop, so that x is in registers.
+    const auto four = [&](int first) {
+      const __m512d a = _mm512_castps_pd(lanes(x[first].v, x[first + 1].v));
+      const __m512d b = _mm512_castps_pd(lanes(x[first + 2].v, x[first + 3].v));
+      return join(V(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b))), V(_mm512_castpd_ps(_mm512_unpackhi_pd(a, b))));
+    };
+    return quarters(quarters(four(0), four(4)), quarters(four(8), four(12)));
+  }
   static FA_INLINE __m512i words(Wide even, Wide odd) {
     return _mm512_mask_blend_epi32(0xAAAA, even.v, _mm512_slli_epi64(odd.v, 32));
   }

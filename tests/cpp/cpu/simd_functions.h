@@ -23,8 +23,9 @@ struct SimdFunctions {
   void (*softmax_weight_flushed)(const float* in, index_t n, float* out);
   void (*tanh[2])(const float* in, index_t n, float* out);
   void (*tanh_by_exp2[2])(const float* in, index_t n, float* out);
-  // out[i] = the sum of in[i * lanes ..).
+  // out[i] = the sum of in[i * lanes ..), or their maximum; null where there is none.
   void (*sum_each)(const float* in, float* out);
+  void (*max_each)(const float* in, float* out);
   // The first n of 2 * lanes bf16 elements, even ones and then odd ones; that order undone. Null where there is none.
   void (*split_pairs)(const void* in, index_t n, float* out);
   void (*interleave)(const float* in, float* out);
@@ -68,10 +69,14 @@ struct SimdFunctionsOf {
     for (index_t i = 0; i < n; i += Simd::W)
       Simd::store(out + i, tanh_by_exp2(Simd::load(in + i), typename Simd::V(kTanhFactor), Divide()));
   }
-  static void sum_each_of(const float* in, float* out) {
+  template <bool Max>
+  static void reduce_each_of(const float* in, float* out) {
     typename Simd::V x[Simd::W];
     for (index_t i = 0; i < Simd::W; ++i) x[i] = Simd::load(in + i * Simd::W);
-    Simd::store(out, Simd::sum_each(x));
+    if constexpr (Max)
+      Simd::store(out, Simd::max_each(x));
+    else
+      Simd::store(out, Simd::sum_each(x));
   }
   static void split_pairs_of(const void* in, index_t n, float* out) {
     typename Simd::V x[2];
@@ -105,7 +110,8 @@ struct SimdFunctionsOf {
     f.softmax_weight = weight_of, f.softmax_weight_beside_products = weight_beside_products_of;
     f.from_products = from_products_of;
     f.tanh[0] = tanh_of;
-    f.sum_each = sum_each_of;
+    f.sum_each = reduce_each_of<false>;
+    if constexpr (requires { &Simd::max_each; }) f.max_each = reduce_each_of<true>;
     if constexpr (requires { &Simd::interleave; }) f.split_pairs = split_pairs_of, f.interleave = interleave_of;
     f.first[0] = first_of<float>(), f.first[1] = first_of<Half>(), f.first[2] = first_of<BFloat16>();
     f.dropout_row = cpu::dropout_row<Simd>, f.dropout_columns = cpu::dropout_columns<Simd>;

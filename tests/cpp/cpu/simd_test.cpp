@@ -193,7 +193,7 @@ TEST_P(Simd, ElementsBehindTheFirstStayAsTheyAre) {
     }
 }
 
-TEST_P(Simd, EachVectorHasItsSum) {
+TEST_P(Simd, EachVectorHasItsSumAndMaximum) {
   const SimdFunctions& s = *GetParam();
   std::vector<float> in(s.lanes * s.lanes), out(s.lanes), expected(s.lanes);
   for (index_t i = 0; i < s.lanes; ++i)
@@ -203,6 +203,10 @@ TEST_P(Simd, EachVectorHasItsSum) {
     }
   s.sum_each(in.data(), out.data());
   EXPECT_EQ(out, expected);
+  if (!s.max_each) return;
+  s.max_each(in.data(), out.data());
+  for (index_t i = 0; i < s.lanes; ++i)
+    EXPECT_EQ(out[i], *std::max_element(in.begin() + i * s.lanes, in.begin() + (i + 1) * s.lanes));
 }
 
 TEST_P(Simd, PairsAreSplitAndPutInOrder) {
