@@ -301,11 +301,12 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result) -> Di
     names = ["dq", "dk", "dv", *(n for n in ("attn_bias", "learnable_sink") if n in inputs.scores)]
     floors.update({name: recomputed * largest(grad) for name, grad in zip(names, ref.grads)})
     if "learnable_sink" in floors:
-        # A sum over the rows of a head whose terms cancel, each with its row's error of P.
+        # A sum over the rows of a head, of all sequences, whose terms cancel, each with its row's error of P.
         delta = (inputs.dout.double() * ref.out).sum(-1).transpose(-1, -2)
         terms = (inputs.scores["learnable_sink"].detach().double()[:, None] - ref.lse).exp() * delta
         terms = torch.where(torch.isfinite(ref.lse), terms, 0.0)
-        floors["learnable_sink"] = max(floors["learnable_sink"], recomputed * largest(terms.square().sum(-1).sqrt()))
+        norms = terms.square().transpose(0, -2).flatten(1).sum(-1).sqrt()
+        floors["learnable_sink"] = max(floors["learnable_sink"], recomputed * largest(norms))
         dtype = inputs.scores["learnable_sink"].dtype
         floors["learnable_sink"] += torch.finfo(dtype).eps / 2 * largest(ref.grads[names.index("learnable_sink")])
     scale = case.D**-0.5 if case.scale is None else abs(case.scale)
