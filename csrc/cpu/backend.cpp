@@ -37,7 +37,7 @@ bool executable(Isa isa) {
     case kAvx512Bf16: return features().avx512_bf16;
     case kAvx512: return features().avx512;
     case kAvx2: return features().avx2;
-    case kAmxBf16Emulated: return features().avx512_bf16;
+    case kAmxBf16Emulated: return kEmulatesTiles && features().avx512_bf16;
     default: return isa == kPortable;
   }
 #elif defined(FLASH_ATTN_ARM64)
@@ -79,14 +79,16 @@ Isa current_isa() {
 }
 
 #if defined(FLASH_ATTN_X86)
-// Of numbers that are so many bf16 each.
-const Kernels& tiled_kernels(Isa isa, int parts) {
-  const bool emulated = isa == kAmxBf16Emulated;
-  switch (parts) {
-    case 1: return emulated ? amx_bf16_emulated_kernels() : amx_bf16_kernels();
-    case 2: return emulated ? amx_bf16_emulated_fp16_kernels() : amx_bf16_fp16_kernels();
-    default: return emulated ? amx_bf16_emulated_fp32_kernels() : amx_bf16_fp32_kernels();
+// Of numbers that are so many bf16 each; 0: of few rows, of one each.
+const Kernels& tiled_kernels([[maybe_unused]] Isa isa, int parts) {
+  using Of = const Kernels& (*)();
+  if constexpr (kEmulatesTiles) {
+    constexpr Of emulated[] = {amx_bf16_emulated_few_kernels, amx_bf16_emulated_kernels, amx_bf16_emulated_fp16_kernels,
+                               amx_bf16_emulated_fp32_kernels};
+    if (isa == kAmxBf16Emulated) return emulated[parts]();
   }
+  constexpr Of tiled[] = {amx_bf16_few_kernels, amx_bf16_kernels, amx_bf16_fp16_kernels, amx_bf16_fp32_kernels};
+  return tiled[parts]();
 }
 
 // Whether vectors of fp32 are faster than tiles, three bf16 to a number: of few features, half of which would be
@@ -150,9 +152,7 @@ const Kernels& vector_kernels(const Problem& p) {
 const Kernels& few_rows_kernels([[maybe_unused]] const Problem& p, const Kernels& kernels) {
 #if defined(FLASH_ATTN_X86)
   if (kernels.least_rows > 0) {
-    if (p.dtype == DType::bf16 && kernels.backward.run)
-      return current_isa() == kAmxBf16Emulated ? amx_bf16_emulated_few_kernels() : amx_bf16_few_kernels();
-    return vector_kernels(p);
+    return p.dtype == DType::bf16 && kernels.backward.run ? tiled_kernels(current_isa(), 0) : vector_kernels(p);
   }
 #endif
   return kernels;

@@ -102,7 +102,7 @@ def isa(request):
     """Each instruction set of the CPU in turn, forced while the test runs."""
     available, force = instruction_sets.available(), instruction_sets.cpu()._force_cpu_isa
     if request.param not in available:
-        pytest.skip(f"this machine does not execute {request.param}; it has {', '.join(available)}")
+        pytest.skip(f"this machine and build do not execute {request.param}, but {', '.join(available)}")
     force(request.param)
     yield request.param
     force("")
