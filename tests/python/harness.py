@@ -305,7 +305,7 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result) -> Di
         delta = (inputs.dout.double() * ref.out).sum(-1).transpose(-1, -2)
         terms = (inputs.scores["learnable_sink"].detach().double()[:, None] - ref.lse).exp() * delta
         terms = torch.where(torch.isfinite(ref.lse), terms, 0.0)
-        norms = terms.square().transpose(0, -2).flatten(1).sum(-1).sqrt()
+        norms = terms.transpose(0, -2).flatten(1).norm(dim=1)
         floors["learnable_sink"] = max(floors["learnable_sink"], recomputed * largest(norms))
         dtype = inputs.scores["learnable_sink"].dtype
         floors["learnable_sink"] += torch.finfo(dtype).eps / 2 * largest(ref.grads[names.index("learnable_sink")])

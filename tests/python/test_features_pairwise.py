@@ -45,7 +45,8 @@ def test_blocks_are_spanned():
     The dense ones have three for every head dim, those of VARLEN_LENGTHS for D >= 128.
     """
     assert any(Sq > 512 and Sk > 4096 for Sq, Sk in cases.DENSE_LENGTHS["wide"])
-    for pairs in (*cases.DENSE_LENGTHS.values(), *cases.VARLEN_LENGTHS.values()):
+    alone = [case.lengths for case in cases.lone_feature_cases()]
+    for pairs in (*cases.DENSE_LENGTHS.values(), *cases.VARLEN_LENGTHS.values(), *alone):
         assert any(Sq > 512 and Sk > 2048 for Sq, Sk in pairs) or any(Sq > 2048 for Sq, _ in pairs)
     for D, dtype in itertools.product(cases.HEAD_DIMS, harness.TORCH_DTYPES.values()):
         q = torch.zeros(1, 1, 1, D, dtype=dtype, requires_grad=True)
