@@ -106,7 +106,7 @@ struct Tiles {
 // dV (backward) in half of a 1 MB L2.
 inline constexpr index_t kKeyAlign = 64;
 
-// Blocks of queries are this many, times or over a power of two.
+// Blocks of queries are this many, times or over a power of two, or half as many more.
 inline constexpr index_t kQueryAlign = 128;
 
 // Most keys of a block that is packed where it is used: as many as the ranges that are merged have.
@@ -149,7 +149,9 @@ FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t 
   // Tiles are quicker than L3 and memory, from which long rows of K and V come, for each block of queries again. Where
   // key blocks begin may depend on no more than kQueryAlign of them.
   const bool far = strip_rows == kTileBlock && bytes >= kLong && from_first;
-  return {far ? kManyQueries : kQueryAlign, max_of<index_t>(128, min_of(keys, longest))};
+  // All rows of a strip are multiplied: blocks are whole strips where they may be, also of six rows and when halved.
+  const index_t of_strips = from_first && kQueryAlign % strip_rows != 0 ? kQueryAlign / 2 * 3 : kQueryAlign;
+  return {far ? kManyQueries : of_strips, max_of<index_t>(128, min_of(keys, longest))};
 }
 
 // Small head dims have room for long blocks of queries, whose products are long loops; but P and dS of a strip, which

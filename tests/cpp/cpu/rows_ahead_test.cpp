@@ -308,5 +308,16 @@ TEST(DirectTilesTest, AreOfAllSizesAlike) {
         EXPECT_EQ(forward_tiles(Approach::direct, D, D, elem_size, strip_rows, true).keys, kDirectKeys);
 }
 
+// A strip is multiplied as a whole, whatever rows it has.
+TEST(PackedTilesTest, AreWholeStripsUnlessUnderAWindow) {
+  for (const index_t strip_rows : {4, 6, 8}) {
+    const auto queries = [&](bool from_first) {
+      return forward_tiles(Approach::packed, 64, 64, 4, strip_rows, from_first).queries;
+    };
+    EXPECT_EQ(queries(false), kQueryAlign);
+    for (index_t part = queries(true); part >= 24; part /= 2) EXPECT_EQ(part % strip_rows, 0) << part;
+  }
+}
+
 }  // namespace
 }  // namespace flash_attn::cpu
