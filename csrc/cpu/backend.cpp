@@ -252,7 +252,7 @@ Approach forward_approach(const Problem& p, const Kernels& kernels) {
 // The tiles of the longest sequence, with the reason where its rows per key head are few.
 Tiles forward_tiles_of(const Problem& p, const Kernels& kernels, Approach approach, std::vector<std::string>& reasons) {
   const index_t rows = p.Sq * p.group(), together = rows_together(p.Sq, p.group());
-  Tiles tiles = forward_tiles(approach, p.D, p.Dv, kernels.elem_size, kernels.strip_rows, p.window_left < 0);
+  Tiles tiles = forward_tiles(approach, p.D, p.Dv, kernels.elem_size, kernels.strip_rows, sees_first_keys(p));
   if (approach == Approach::packed) return tiles;
   tiles.queries = together / max_of<index_t>(p.Sq, 1) * p.Sq;
   reasons.push_back(std::to_string(rows) + " rows per key head (queries times query heads of a group): " +

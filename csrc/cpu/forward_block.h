@@ -179,7 +179,7 @@ struct ForwardPlan {
   }
 
   Tiles tiles_for(int threads) const {
-    Tiles t = forward_tiles(approach, p.D, p.Dv, Target::kSize, kRows, p.window_left < 0);
+    Tiles t = forward_tiles(approach, p.D, p.Dv, Target::kSize, kRows, sees_first_keys(p));
     if (approach == Approach::packed && has_window()) t.keys = max_of(t.keys, keys_of_window());
     if (approach != Approach::direct)  // Direct loops know kDirectKeys.
       t.keys = min_of(t.keys, round_up(max_of<index_t>(units.longest_k(), 1), kKeyAlign));
@@ -204,7 +204,7 @@ struct ForwardPlan {
   index_t all_keys() const { return round_up(units.longest_k(), kKeyAlign); }
   // Whether queries of a sequence are in the lanes.
   bool in_lanes(const Sequence& sequence) const {
-    const Tiles whole = forward_tiles(approach, p.D, p.Dv, Target::kSize, kRows, p.window_left < 0);
+    const Tiles whole = forward_tiles(approach, p.D, p.Dv, Target::kSize, kRows, sees_first_keys(p));
     return !f.s_dmask && takes_lanes(p, sequence, approach, whole, Lanes<Target>::kMostDepth, sizeof(Elem));
   }
   index_t count_in_lanes() const {

@@ -39,6 +39,8 @@ inline constexpr double kMaskingBias = -1e30;
 inline bool has_rows(const ScoreTable& x) { return x.given() && x.row_stride != 0; }
 inline bool has_bounds(const Problem& p) { return p.key_begin.data || p.key_end.data; }
 inline bool addend_per_query(const Problem& p) { return has_rows(p.bias) || has_rows(p.mask) || has_bounds(p); }
+// Whether blocks of queries begin with the first key, whichever queries they hold: bounds of rows come in any order.
+FA_INLINE bool sees_first_keys(const Problem& p) { return p.window_left < 0 && !has_bounds(p); }
 // Whether no row's scores take more than a softcap and a factor, but for what causal and window hide.
 FA_INLINE bool has_plain_scores(const Problem& p) {
   return !p.bias.given() && !p.mask.given() && !p.alibi_slopes && !has_bounds(p) && float(p.scale * kLog2e) > 0;
