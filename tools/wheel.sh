@@ -63,14 +63,20 @@ check() {
   echo "$(basename "$wheel"): $size bytes, installed and used"
 }
 
-paths() {
-  local verify=(-c "import sys, flash_attn_2_cuda, flash_attn.verify as verify; sys.exit(verify.main([]))")
+# An empty environment that can build. CMake and Ninja are those that an isolated build takes: other releases would compile
+# again what it has compiled.
+make_build_environment() {
   make_environment
-  "$environment/bin/python" -m pip install --no-input --quiet -r requirements/build.txt
+  "$environment/bin/python" -m pip install --no-input --quiet -r requirements/build.txt -r requirements/cmake.txt
+  PATH=$environment/bin:$path
+}
+
+paths() {
+  local path=$PATH verify=(-c "import sys, flash_attn_2_cuda, flash_attn.verify as verify; sys.exit(verify.main([]))")
+  make_build_environment
   "$environment/bin/python" setup.py install
   (cd / && "$environment/bin/python" "${verify[@]}")
-  make_environment
-  "$environment/bin/python" -m pip install --no-input --quiet -r requirements/build.txt
+  make_build_environment
   uv pip install --python "$environment/bin/python" --no-build-isolation --no-deps .
   (cd / && "$environment/bin/python" "${verify[@]}")
 }
