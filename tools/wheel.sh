@@ -68,16 +68,15 @@ check() {
 make_build_environment() {
   make_environment
   "$environment/bin/python" -m pip install --no-input --quiet -r requirements/build.txt -r requirements/cmake.txt
-  PATH=$environment/bin:$path
 }
 
 paths() {
-  local path=$PATH verify=(-c "import sys, flash_attn_2_cuda, flash_attn.verify as verify; sys.exit(verify.main([]))")
+  local verify=(-c "import sys, flash_attn_2_cuda, flash_attn.verify as verify; sys.exit(verify.main([]))")
   make_build_environment
-  "$environment/bin/python" setup.py install
+  PATH=$environment/bin:$PATH "$environment/bin/python" setup.py install
   (cd / && "$environment/bin/python" "${verify[@]}")
   make_build_environment
-  uv pip install --python "$environment/bin/python" --no-build-isolation --no-deps .
+  PATH=$environment/bin:$PATH uv pip install --python "$environment/bin/python" --no-build-isolation --no-deps .
   (cd / && "$environment/bin/python" "${verify[@]}")
 }
 
