@@ -23,9 +23,6 @@ if(NOT MSVC)
   # Error messages (torch's checks) hold __FILE__: paths of the machine have no place in a binary, which should also be
   # the same bytes wherever it was built.
   target_compile_options(flash_attn_options INTERFACE -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=)
-  if(FLASH_ATTN_TORCH_DIR)
-    target_compile_options(flash_attn_options INTERFACE -ffile-prefix-map=${FLASH_ATTN_TORCH_DIR}/=torch/)
-  endif()
 endif()
 
 if(FLASH_ATTN_SANITIZE)
@@ -83,6 +80,13 @@ set(flash_attn_flags_portable "")
 set(flash_attn_flags_neon "") # every AArch64 processor has it
 set(flash_attn_flags_neon_bf16 -march=armv8.2-a+bf16)
 
+foreach(isa IN LISTS FLASH_ATTN_NOT_SANITIZED)
+  if(NOT DEFINED flash_attn_flags_${isa})
+    message(FATAL_ERROR "FLASH_ATTN_NOT_SANITIZED names '${isa}'; accepted are portable, avx2, avx512, avx512_bf16, "
+                        "amx_bf16, neon and neon_bf16.")
+  endif()
+endforeach()
+
 # Gives the files in the list `sources_var` the flags of their instruction set, removes those of sets that the target
 # processor does not have, and sorts the rest from the least set to the greatest. The order matters: of an inline function
 # or template that several files define the linker keeps the first, which so is one that every caller may execute.
@@ -92,6 +96,9 @@ function(flash_attn_apply_isa_flags sources_var)
     if(source MATCHES "${FLASH_ATTN_ISA_PATTERN}")
       set(isa ${CMAKE_MATCH_1})
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${flash_attn_flags_${isa}})
+      if(FLASH_ATTN_SANITIZE AND isa IN_LIST FLASH_ATTN_NOT_SANITIZED)
+        set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all)
+      endif()
     endif()
     list(APPEND of_${isa} ${source})
   endforeach()

@@ -25,6 +25,12 @@ enum Isa { kAmxBf16, kAvx512Bf16, kAvx512, kAvx2, kAmxBf16Emulated, kNeonBf16, k
 constexpr const char* kIsaNames[kIsaCount] = {"amx_bf16",          "avx512_bf16", "avx512", "avx2",
                                               "amx_bf16_emulated", "neon_bf16",   "neon",   "portable"};
 
+#if defined(FLASH_ATTN_EMULATED_TILES)
+constexpr bool kEmulatesTiles = true;
+#else
+[[maybe_unused]] constexpr bool kEmulatesTiles = false;
+#endif
+
 const Features& features() {
   static const Features f = detect_features();
   return f;

@@ -47,12 +47,8 @@ const Kernels& amx_bf16_kernels();
 const Kernels& amx_bf16_few_kernels();  // Of few rows: forward alone.
 const Kernels& amx_bf16_fp16_kernels();
 const Kernels& amx_bf16_fp32_kernels();
-// The same by vectors, for tests on machines without tiles. It is 1.4 MB, which builds without tests go without.
-#if defined(FLASH_ATTN_EMULATED_TILES)
-inline constexpr bool kEmulatesTiles = true;
-#else
-inline constexpr bool kEmulatesTiles = false;
-#endif
+// The same by vectors, for tests on machines without tiles. It is 1.4 MB, which builds without tests
+// (FLASH_ATTN_EMULATED_TILES) go without.
 const Kernels& amx_bf16_emulated_kernels();
 const Kernels& amx_bf16_emulated_few_kernels();
 const Kernels& amx_bf16_emulated_fp16_kernels();
