@@ -68,7 +68,8 @@ Isa isa_named(const std::string& name) {
     accepted += std::string(accepted.empty() ? "" : ", ") + kIsaNames[isa];
   }
   throw Error(
-      "flash_attn: FLASH_ATTN_CPU_ISA (or the forced instruction set) must be one that this machine can execute: " +
+      "flash_attn: FLASH_ATTN_CPU_ISA (or the forced instruction set) must be one that this build has and this machine "
+      "can execute: " +
       accepted + "; got \"" + name + "\"");
 }
 
@@ -85,16 +86,24 @@ Isa current_isa() {
 }
 
 #if defined(FLASH_ATTN_X86)
-// Of numbers that are so many bf16 each; 0: of few rows, of one each.
+// Of numbers that are so many bf16 each.
 const Kernels& tiled_kernels([[maybe_unused]] Isa isa, int parts) {
   using Of = const Kernels& (*)();
   if constexpr (kEmulatesTiles) {
-    constexpr Of emulated[] = {amx_bf16_emulated_few_kernels, amx_bf16_emulated_kernels, amx_bf16_emulated_fp16_kernels,
+    constexpr Of emulated[] = {amx_bf16_emulated_kernels, amx_bf16_emulated_fp16_kernels,
                                amx_bf16_emulated_fp32_kernels};
-    if (isa == kAmxBf16Emulated) return emulated[parts]();
+    if (isa == kAmxBf16Emulated) return emulated[parts - 1]();
   }
-  constexpr Of tiled[] = {amx_bf16_few_kernels, amx_bf16_kernels, amx_bf16_fp16_kernels, amx_bf16_fp32_kernels};
-  return tiled[parts]();
+  constexpr Of tiled[] = {amx_bf16_kernels, amx_bf16_fp16_kernels, amx_bf16_fp32_kernels};
+  return tiled[parts - 1]();
+}
+
+// Of few rows of bf16.
+const Kernels& tiled_few_kernels([[maybe_unused]] Isa isa) {
+  if constexpr (kEmulatesTiles) {
+    if (isa == kAmxBf16Emulated) return amx_bf16_emulated_few_kernels();
+  }
+  return amx_bf16_few_kernels();
 }
 
 // Whether vectors of fp32 are faster than tiles, three bf16 to a number: of few features, half of which would be
@@ -158,7 +167,7 @@ const Kernels& vector_kernels(const Problem& p) {
 const Kernels& few_rows_kernels([[maybe_unused]] const Problem& p, const Kernels& kernels) {
 #if defined(FLASH_ATTN_X86)
   if (kernels.least_rows > 0) {
-    return p.dtype == DType::bf16 && kernels.backward.run ? tiled_kernels(current_isa(), 0) : vector_kernels(p);
+    return p.dtype == DType::bf16 && kernels.backward.run ? tiled_few_kernels(current_isa()) : vector_kernels(p);
   }
 #endif
   return kernels;
