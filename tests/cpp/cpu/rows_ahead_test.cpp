@@ -9,6 +9,10 @@
 #include "cpu/forward_ahead.h"
 
 namespace flash_attn::cpu {
+
+// Compiled in isa_portable.cpp.
+extern template DirectProducts<Portable32> direct_products<Portable32>(DType, Asking);
+
 namespace {
 
 struct Recorded {
