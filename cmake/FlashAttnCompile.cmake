@@ -23,6 +23,10 @@ if(NOT MSVC)
   # Error messages (torch's checks) hold __FILE__: paths of the machine have no place in a binary, which should also be
   # the same bytes wherever it was built.
   target_compile_options(flash_attn_options INTERFACE -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=)
+  # After it, since the last one that fits counts: torch may lie in this tree.
+  if(FLASH_ATTN_TORCH_DIR)
+    target_compile_options(flash_attn_options INTERFACE -ffile-prefix-map=${FLASH_ATTN_TORCH_DIR}/=torch/)
+  endif()
 endif()
 
 if(FLASH_ATTN_SANITIZE)

@@ -13,16 +13,9 @@ cd "$(dirname "$0")/.."
 . tools/stages.sh
 . tools/packages.sh
 jobs=${MAX_JOBS:-$(nproc)}
-export CCACHE_DIR=$PWD/build/ccache
 
 # The code objects that the first build compiled, for builds that need not compile them again.
 compiled_kernels() { [ ! -d build/dev/kernels/gfx942 ] || echo "-DFLASH_ATTN_KERNELS_DIR=$PWD/build/dev/kernels"; }
-
-# cached COMMAND...: a build of the package that takes the core from an earlier one, whose compiler's results are kept in
-# this tree, where ccache is there.
-cached() {
-  if command -v ccache >/dev/null; then CMAKE_CXX_COMPILER_LAUNCHER=ccache "$@"; else "$@"; fi
-}
 
 # build_package ON|OFF [CMAKE-ARGUMENT]: into the source tree; ON: the C++ tests too. Code objects are for every target that the
 # tests simulate.
@@ -30,7 +23,7 @@ build_package() {
   local targets=${GPU_ARCHS:-}
   [ -n "$targets" ] || ! command -v clang++-22 >/dev/null || targets="gfx906;gfx90a;gfx942;gfx950;gfx1030;gfx1100;gfx1201"
   GPU_ARCHS=$targets FLASH_ATTN_BUILD_DIR=$build_dir CMAKE_ARGS="-DFLASH_ATTN_WERROR=ON -DFLASH_ATTN_TESTS=$1 ${2:-} ${CMAKE_ARGS:-}" \
-    cached "$venv/bin/python" -m pip -v install --no-build-isolation --no-deps --no-input -e .
+    "$venv/bin/python" -m pip -v install --no-build-isolation --no-deps --no-input -e .
 }
 
 # check_loops BUILD-TREE: whether the compiler found registers for the products of vector kernels, which no test's result
@@ -124,9 +117,7 @@ test_wheel() {
   tools/setup.sh run
   export PYTHON=$python
   tools/wheel.sh tools
-  # As in the first build, whose objects the compiler's cache has; users' builds know no such errors, nor this cache.
-  export CMAKE_ARGS="-DFLASH_ATTN_WERROR=ON ${CMAKE_ARGS:-}"
-  FLASH_ATTN_LOCAL_VERSION=cpu cached tools/wheel.sh build build/wheels
+  FLASH_ATTN_LOCAL_VERSION=cpu tools/wheel.sh build build/wheels
   # The first wheel has compiled the kernels with isolation; the builds after it take those of the first stage.
   export CMAKE_ARGS="$(compiled_kernels) ${CMAKE_ARGS:-}"
   # The same once more, all of the C++ in another folder, later, under another clock and without a compiler's cache.
