@@ -254,8 +254,8 @@ def feature_cases() -> List[Case]:
     return [feature_case(row) for row in covering(FEATURES, feature_row_allowed)]
 
 
-def lone_feature_cases() -> List[Case]:
-    """Each feature by itself, dense and varlen, in every dtype, over two query blocks and two key blocks."""
+def lone_feature_cases(short: bool = False) -> List[Case]:
+    """Each feature by itself, dense and varlen, in every dtype, over two query and two key blocks; short: over one."""
     alone: List[Dict[str, Any]] = [dict(settings) for settings in MASKS.values()]
     alone += [{"softcap": 15.0}, {"alibi": "H"}, {"alibi": "BH"}, {"dropout_p": 0.17}, {"Hk": 1, "H": 3}, {"Dv": 24},
               {"scale": 0.31}, {"packing": "kv"}, {"deterministic": True}]  # fmt: skip
@@ -265,10 +265,11 @@ def lone_feature_cases() -> List[Case]:
         {"lse_gradient": True},
     ]
     alone += [{"bounds": which} for which in ("documents", "prefix", "heads")]
-    bases = [Case(lengths=((530, 2100),) * 2), Case(lengths=VARLEN_LENGTHS["ragged"], varlen=True)]
+    first, square = ((53, 210), (96, 96)) if short else ((530, 2100), (2060, 2060))
+    bases = [Case(lengths=(first,) * 2), Case(lengths=(first, *VARLEN_LENGTHS["ragged"][1:]), varlen=True)]
     bases = [replace(base, D=48, dtype=dtype) for base in bases for dtype in DTYPES]
     return [replace(base, **settings) for base in bases for settings in alone] + [
-        replace(base, packing="qkv", lengths=((2060, 2060), (33, 33))[: 1 + base.varlen]) for base in bases
+        replace(base, packing="qkv", lengths=(square, (33, 33))[: 1 + base.varlen]) for base in bases
     ]
 
 
