@@ -10,26 +10,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cmake_tree import CMAKE, configure
 
 from flash_attn import _native
 
 ROOT = Path(__file__).resolve().parents[2]
-CMAKE = shutil.which("cmake")
 CLANG = any(shutil.which(f"clang++-{version}") for version in range(20, 31))
 
 pytestmark = pytest.mark.skipif(CMAKE is None, reason="cmake is not on PATH")
 needs_clang = pytest.mark.skipif(not CLANG, reason="no clang 20 or later here, so AMD targets have no compiler")
-
-
-def configure(tmp_path, *options, path=None, **environment):
-    """Runs CMake on the tree; returns (status, output)."""
-    env = {k: v for k, v in os.environ.items() if k not in ("GPU_ARCHS", "PYTORCH_ROCM_ARCH")}
-    env.update(environment)
-    if path is not None:
-        env["PATH"] = path
-    command = [CMAKE, "-S", str(ROOT), "-B", str(tmp_path / "tree"), "-DFLASH_ATTN_TESTS=OFF", *options]
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return done.returncode, " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize("variable", ["GPU_ARCHS", "PYTORCH_ROCM_ARCH"])
