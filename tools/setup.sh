@@ -66,6 +66,11 @@ offer_gpu_compiler() {
     say "no clang 22 to be had here; the AMD kernels will not be compiled, nor executed in the simulator"
 }
 
+# For builds of CI that compile the core once more (tools/test.sh). Optional.
+offer_compiler_cache() {
+  command -v ccache >/dev/null || apt_install ccache || say "no ccache to be had here; the core will be compiled for each build"
+}
+
 # The environment on top of a Python that has torch already.
 make_venv_on() {
   local base=$1 outer
@@ -226,7 +231,7 @@ PATH=$PWD/$venv/bin:$PATH
 cmake_works || install_requirements cmake
 case $role in
   run) install_requirements build run ;;
-  test) install_requirements build run test lint package docs && fetch_upstream && offer_gpu_compiler ;;
+  test) install_requirements build run test lint package docs && fetch_upstream && offer_gpu_compiler && offer_compiler_cache ;;
   test-debian) install_requirements build run test ;;
 esac
 say "set-up for '$role' is complete"
