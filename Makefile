@@ -63,7 +63,7 @@ test-clients: ## transformers, diffusers and other clients on the CPU; downloads
 test-slow: ## The wide sweeps too; takes long
 	PYTEST_ARGS="--full $(PYTEST_ARGS)" tools/test.sh build python
 
-fuzz: ## 10,000 random steps of a paged kv cache (FLASH_ATTN_FUZZ_STEPS each, FLASH_ATTN_FUZZ_EXAMPLES times), and bits of other problems
+fuzz: ## 10,000 random steps of a paged kv cache (FLASH_ATTN_FUZZ_STEPS each, FLASH_ATTN_FUZZ_EXAMPLES times), and made-up problems against the oracle
 	tools/test.sh build fuzz
 
 bench: setup ## Times against torch's own attention

@@ -34,6 +34,8 @@ import harness  # noqa: E402
 import kvcache_model as model  # noqa: E402
 import oracle  # noqa: E402
 import philox  # noqa: E402
+import tensors  # noqa: E402
+import tolerances  # noqa: E402
 import triton_cases  # noqa: E402
 import triton_refused  # noqa: E402
 from cases import Case  # noqa: E402
@@ -173,7 +175,7 @@ def test_arities_are_upstreams(module, name, count):
 @pytest.mark.parametrize("arguments", (21, 22))
 def test_raw_varlen_functions(arguments):
     case = Case("fp16", ((30, 70), (9, 9)), True, H=4, Hk=2, D=40, softcap=15.0)
-    inputs = harness.placed(harness.make_inputs(case), DEVICE)
+    inputs = tensors.placed(harness.make_inputs(case), DEVICE)
     q, k, v = (x.detach() for x in inputs.leaves)
     cu, longest = (inputs.cu_seqlens_q, inputs.cu_seqlens_k), inputs.max_seqlens
     score = (0.0, 40**-0.5, True, False, -1, -1, 15.0)
@@ -188,7 +190,7 @@ def test_raw_varlen_functions(arguments):
     assert all(torch.isnan(x[:, 0]).all() for x in wide)
     reference = harness.make_inputs(case)
     ref, pt = (harness.reference(reference, None, a) for a in harness.arithmetics(case))
-    harness.compare(case, reference, out.cpu(), lse.cpu(), [x.cpu() for x in grads], ref, pt)
+    harness.compare(reference, out.cpu(), lse.cpu(), [x.cpu() for x in grads], ref, pt)
 
 
 def test_softmax_d_and_a_given_buffer():
@@ -226,7 +228,7 @@ def test_flash_attn_kvcache(row):
     if call.rotary_cos is None:
         assert torch.equal(k_cache, expected[0])
     torch.testing.assert_close(k_cache, expected[0], rtol=1e-3, atol=1e-3)
-    harness.assert_within("out", out, ref[0], pt[0], 3, 1e-5, "kv cache")
+    tolerances.assert_within("out", out, ref[0], pt[0], 3, 1e-5, "kv cache")
     finite = torch.isfinite(ref[1])
     assert torch.equal(torch.isposinf(lse), ~finite)
     tolerance = 2e-2 if call.rotary_cos is not None and row["dtype"] != "fp32" else 1e-4
@@ -247,7 +249,7 @@ def test_paged_varlen(seqused):
     """What packed keys give, with the keys in pages."""
     lengths, page = [60, 0, 21], 16
     q, k, v = randn(20, 4, 24), randn(81, 2, 24, seed=1), randn(81, 2, 24, seed=2)
-    cu_q, cu_k = there(torch.tensor([0, 3, 5, 20], dtype=torch.int32), harness.cumulative(lengths))
+    cu_q, cu_k = there(torch.tensor([0, 3, 5, 20], dtype=torch.int32), tensors.cumulative(lengths))
     table = torch.randperm(12).view(3, 4).int()
     pages_k, pages_v = (torch.full((12, page, 2, 24), math.nan) for _ in range(2))
     for b, n in enumerate(lengths):

@@ -142,11 +142,12 @@ test_wheel() {
   tools/wheel.sh paths
 }
 
-# Random steps of serving from a paged kv cache, with a count of them as it goes, and problems of other threads and
-# batches.
+# Random steps of serving from a paged kv cache, with a count of them as it goes, and problems that hypothesis makes up:
+# against the oracle, and of other threads and batches.
 fuzz() {
   FLASH_ATTN_FUZZ_STEPS=${FLASH_ATTN_FUZZ_STEPS:-100} FLASH_ATTN_FUZZ_EXAMPLES=${FLASH_ATTN_FUZZ_EXAMPLES:-150} \
-    OMP_NUM_THREADS=1 "$venv/bin/python" -m pytest -s tests/python/test_kvcache_stateful.py tests/python/test_same_bits.py
+    OMP_NUM_THREADS=1 "$venv/bin/python" -m pytest -s tests/python/test_kvcache_stateful.py tests/python/test_same_bits.py \
+    tests/python/test_attention_drawn.py
 }
 
 # What needs LLVM 22 says so where it is not there.

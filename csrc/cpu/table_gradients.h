@@ -46,6 +46,8 @@ class BiasGradient {
   using V = typename Simd::V;
   static constexpr index_t W = Simd::W, kStep = Target::Format::kStep, kRows = Target::kRows, kWidth = Target::kWidth;
   static constexpr index_t kQueries = round_up(48, kRows);
+  // Terms that make up one sum. These are added in double, as a bias for all heads and queries has millions of terms.
+  static constexpr index_t kTerms = kQueries;
 
  public:
   /// The backward pass has written softmax_d.
@@ -82,6 +84,7 @@ class BiasGradient {
     Elem *q, *dout;         // kQueries x stride, kQueries x v_stride
     Real *scores, *dp;      // kRows x keys
     Real *addend, *sum;     // keys; kQueries x keys
+    double* total;          // kQueries x keys
     std::uint8_t* dropout;  // a bit each: keys, rounded up to 256
     index_t bytes;
   };
@@ -97,6 +100,7 @@ class BiasGradient {
     s.dp = c.take<Real>(kRows * keys_);
     s.addend = c.take<Real>(keys_);
     s.sum = c.take<Real>(kQueries * keys_);
+    s.total = c.take<double>(kQueries * keys_);
     s.dropout = c.take<std::uint8_t>(round_up(keys_, 256) / 8);
     s.bytes = c.used();
     return s;
@@ -115,6 +119,8 @@ class BiasGradient {
     const index_t rows = d.row_stride ? min_of(kQueries, p_.Sq - row_block * kQueries) : 1;
     [[maybe_unused]] const typename Target::Tiles::Session session;
     fill(s.sum, 0, kQueries * keys_, Real(0));
+    index_t terms = 0;
+    bool joined = false;
     const Range bs{d.batch_stride ? table_b : 0, d.batch_stride ? table_b + 1 : p_.B};
     const Range hs{d.head_stride ? table_h : 0, d.head_stride ? table_h + 1 : p_.H};
     for (index_t b = bs.begin; b < bs.end; ++b)
@@ -124,15 +130,32 @@ class BiasGradient {
         if (r.keys.empty()) continue;
         if (h == hs.begin || h % p_.group() == 0) pack_keys(r, s);
         for (index_t first = row_block * kQueries; first < sequence.q_len; first += kQueries) {
+          if (terms >= kTerms) {
+            join_total(rows, joined, s);
+            joined = true, terms = 0;
+          }
           queries(r, first, s);
+          terms += d.row_stride ? 1 : kQueries;
           if (d.row_stride) break;
         }
       }
+    if (joined) {
+      join_total(rows, joined, s);
+      for (index_t n = 0; n < rows * keys_; ++n) s.sum[n] = Real(s.total[n]);
+    }
     const index_t size = size_of(d.dtype);
     for (index_t r = 0; r < rows; ++r) {
       const index_t at =
           table_b * d.batch_stride + table_h * d.head_stride + (row_block * kQueries + r) * d.row_stride + keys.begin;
       bias_format_.store(s.sum + r * keys_, Real(1), keys.end - keys.begin, static_cast<char*>(d.data) + at * size);
+    }
+  }
+
+  // Joined: there is a total already.
+  void join_total(index_t rows, bool joined, const Scratch& s) const {
+    for (index_t n = 0; n < rows * keys_; ++n) {
+      s.total[n] = (joined ? s.total[n] : 0.0) + double(s.sum[n]);
+      s.sum[n] = Real(0);
     }
   }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cases
 import harness
 import pytest
+import tolerances
 import torch
 from cases import Case
 
@@ -77,9 +78,9 @@ def test_large_inputs(dtype, S, D):
     out, _, _ = harness.public_call(inputs)
     grads = torch.autograd.grad(out, inputs.leaves, inputs.dout)
     ref, pt = (harness.reference(inputs, None, a) for a in harness.arithmetics(case))
-    harness.assert_within("out", out, ref.out, pt.out, 2, 0.0, case.id)
+    tolerances.assert_within("out", out, ref.out, pt.out, 2, 0.0, case.id)
     for name, *three in zip(("dq", "dk", "dv"), grads, ref.grads, pt.grads):
-        harness.assert_within(name, *three, 5, 1e-3, case.id)
+        tolerances.assert_within(name, *three, 5, 1e-3, case.id)
 
 
 @pytest.mark.parametrize("D", (40, 64, 128))
@@ -94,7 +95,7 @@ def test_causal_swapped(dtype, window, pair, D):
     grads = torch.autograd.grad(out, inputs.leaves, inputs.dout)
     ref, pt = (harness.reference(inputs, None, a) for a in harness.arithmetics(case))
     for name, *three in zip(("out", "dq", "dk", "dv"), (out, *grads), (ref.out, *ref.grads), (pt.out, *pt.grads)):
-        harness.assert_within(name, *three, 2, 1e-5, case.id)
+        tolerances.assert_within(name, *three, 2, 1e-5, case.id)
 
 
 def test_unbounded_window():

@@ -10,6 +10,7 @@ import harness
 import oracle
 import philox
 import pytest
+import tolerances
 import torch
 from cases import Case
 
@@ -75,7 +76,7 @@ def test_every_bit_of_rng_state_counts(rng_state):
         torch.tensor(rng_state),
     )
     for name, *three in zip(("dq", "dk", "dv"), (dq, dk, dv), ref.grads, pt.grads):
-        harness.assert_within(name, *three, 3, 1e-6, str(rng_state))
+        tolerances.assert_within(name, *three, 3, 1e-6, str(rng_state))
 
 
 @pytest.mark.feature("S_dmask")
@@ -105,7 +106,7 @@ def test_s_dmask_normalises_to_softmax(case, settings, dtype, rng):
         if rows.any():
             assert torch.allclose(got[:, rows].amax(-1), torch.ones((), dtype=torch.float64), rtol=0, atol=1e-6)
             softmax = got[:, rows] / got[:, rows].sum(-1, keepdim=True)
-            harness.assert_within("S_dmask", softmax, ref.probs[0][:, rows], pt.probs[0][:, rows], 2, 0.0, case.id)
+            tolerances.assert_within("S_dmask", softmax, ref.probs[0][:, rows], pt.probs[0][:, rows], 2, 0.0, case.id)
         q0, k0 = q0 + Sq, k0 + Sk
 
 

@@ -10,6 +10,8 @@ import harness
 import kvcache_model as model
 import oracle
 import pytest
+import tensors
+import tolerances
 import torch
 from functions import raw_module
 
@@ -90,7 +92,7 @@ def check(call: model.Call, dtype: str) -> None:
         assert torch.equal(call.k_cache, expected[0])
     else:
         torch.testing.assert_close(call.k_cache, expected[0], rtol=1e-3, atol=1e-3)
-    harness.assert_within("out", out, ref[0], pt[0], 3, 1e-5 if dtype != "fp64" else 1e-13, "kv cache")
+    tolerances.assert_within("out", out, ref[0], pt[0], 3, 1e-5 if dtype != "fp64" else 1e-13, "kv cache")
     finite = torch.isfinite(ref[1])
     assert torch.equal(torch.isposinf(lse), ~finite)
     tolerance = {"fp64": 1e-12, "fp32": 1e-4}.get(dtype, 2e-2 if call.rotary_cos is not None else 1e-4)
@@ -184,7 +186,7 @@ def test_paged_varlen(page, dtype):
     q, packed_k, packed_v = (
         torch.randn(n, h, 40, generator=g).to(torch_dtype) for n, h in ((70, 4), (341, 2), (341, 2))
     )
-    cu_q, cu_k = torch.tensor([0, 3, 9, 70], dtype=torch.int32), harness.cumulative(lengths)
+    cu_q, cu_k = torch.tensor([0, 3, 9, 70], dtype=torch.int32), tensors.cumulative(lengths)
     per_sequence = -(-300 // page)
     table = torch.randperm(3 * per_sequence, generator=g).view(3, per_sequence).int()
     k, v = (torch.full((3 * per_sequence, page, 2, 40), float("nan"), dtype=torch_dtype) for _ in range(2))

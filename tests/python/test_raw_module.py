@@ -9,6 +9,7 @@ from dataclasses import replace
 import cases
 import harness
 import pytest
+import tensors
 import torch
 from cases import Case
 from functions import FUNCTIONS, good_arguments
@@ -34,7 +35,7 @@ def test_dense_functions(dtype):
     inputs = harness.make_inputs(case)
     q, k, v = (x.detach() for x in inputs.leaves)
     score = (case.dropout_p, case.D**-0.5, True, 500, -1, 0.0)
-    buffer = harness.strided(torch.full(inputs.dout.shape, 5.0, dtype=q.dtype), "heads first")
+    buffer = tensors.strided(torch.full(inputs.dout.shape, 5.0, dtype=q.dtype), "heads first")
     torch.manual_seed(8)
     results = module.fwd(q, k, v, buffer, inputs.alibi_slopes, *score, True, None)
     assert type(results) is list and len(results) == 4
@@ -51,7 +52,7 @@ def test_dense_functions(dtype):
     *grads, softmax_d = results
     keep = harness.rebuilt_mask(case, rng_state.tolist())
     ref, pt = (harness.reference(inputs, keep, a) for a in harness.arithmetics(case))
-    harness.compare(case, inputs, out, lse, grads, ref, pt)
+    harness.compare(inputs, out, lse, grads, ref, pt)
     delta = (inputs.dout.double() * out.double()).sum(-1).transpose(1, 2)
     assert softmax_d.shape == lse.shape and softmax_d.dtype == lse.dtype
     torch.testing.assert_close(softmax_d.double(), delta, rtol=1e-4, atol=1e-4)
@@ -114,7 +115,7 @@ def test_varlen_functions(dtype, arguments):
     )
     assert all(a.data_ptr() == b.data_ptr() for a, b in zip(grads, buffers)) and softmax_d.shape == lse.shape
     ref, pt = (harness.reference(inputs, None, a) for a in harness.arithmetics(case))
-    harness.compare(case, inputs, out, lse, grads, ref, pt)
+    harness.compare(inputs, out, lse, grads, ref, pt)
 
 
 @pytest.mark.parametrize("function", STRICT, ids=lambda f: f.name)

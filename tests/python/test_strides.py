@@ -7,6 +7,7 @@ import math
 import cases
 import harness
 import pytest
+import tensors
 import torch
 from cases import Case
 from functions import whole_storage
@@ -28,7 +29,7 @@ LAYOUTS = {
     "batch innermost": lambda x: x.transpose(0, 2).contiguous().transpose(0, 2),
     "last stride 2": last_stride_two,
     "features transposed": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
-    "sliced": lambda x: harness.strided(x, "sliced"),
+    "sliced": lambda x: tensors.strided(x, "sliced"),
     "every second row": lambda x: torch.stack((x, torch.full_like(x, math.nan)), 2).flatten(1, 2)[:, ::2],
     "offset by one element": lambda x: torch.cat((x.new_zeros(1), x.flatten()))[1:].view(x.shape),
 }
@@ -85,9 +86,7 @@ def test_transposed_dout(S, D, causal, dtype):
     inputs.dout = inputs.dout.permute(2, 1, 0, 3).contiguous().permute(2, 1, 0, 3)
     out, lse, _ = harness.public_call(inputs)
     grads = torch.autograd.grad(out, inputs.leaves, inputs.dout)
-    harness.compare(
-        case, inputs, out, lse, grads, *(harness.reference(inputs, None, a) for a in harness.arithmetics(case))
-    )
+    harness.compare(inputs, out, lse, grads, *(harness.reference(inputs, None, a) for a in harness.arithmetics(case)))
 
 
 def raw_backward(inputs, buffers):
@@ -126,7 +125,7 @@ def test_gradient_buffers(varlen, layout, dtype):
         whole = torch.full((*rows, 2, *heads), 7.0, dtype=dtype)
         buffers = [torch.full_like(inputs.q, 7.0), *whole.unbind(-3)]
     else:
-        buffers = [harness.strided(torch.full_like(x, 7.0), layout) for x in expected]
+        buffers = [tensors.strided(torch.full_like(x, 7.0), layout) for x in expected]
     pointers = [x.data_ptr() for x in buffers]
     raw_backward(inputs, buffers)
     assert all(torch.equal(a, b) for a, b in zip(buffers, expected))
