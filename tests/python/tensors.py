@@ -19,7 +19,7 @@ TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bflo
 class Inputs:
     """Tensors of a case. `leaves` are what the call gets and what gradients go to: [q, k, v], [q, kv] or [qkv].
 
-    `scores` are the keyword arguments of the tables; `hidden` is what mask and bounds leave, bool (B|1,H|1,Sq,Sk).
+    `scores` are the keyword arguments of the tables; `kept` is what mask and bounds leave, bool (B|1,H|1,Sq,Sk).
     """
 
     case: Case

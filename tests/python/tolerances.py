@@ -78,9 +78,9 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result, few_k
     - Backward recomputes P from the rounded LSE, so each P carries a relative error of about 2 u |LSE|, alike in a row.
     - With one visible key dS = dP - D vanishes and so does E_pt; a kernel sums dP = dO.V and D = rowsum(dO * O) in
       different orders, which leaves 2 sqrt(Dv) roundings in each dS, of which a row of dK sums one per query. Here O is
-      what forward stored: V itself, or with dropout V / (1 - p) rounded to the inputs' dtype. P, which is 1, is
-      recomputed from a score whose products are summed in an order of backward's own. `few_keys`: rows may see one or
-      two of them for other reasons than the case's lengths and window, so that O, which is of V's size, is rounded.
+      what forward stored: V itself, or with dropout V / (1 - p) rounded to the inputs' dtype.
+    - `few_keys`: rows may see one or two of them for any reason, so that O, which is of V's size, is rounded; and P,
+      which is nearly 1, is recomputed from a score whose products are summed in an order of backward's own.
     - The gradient of a sink sums rows whose terms cancel. Scores are scaled by softmax_scale * log2(e) rounded once per
       call, which moves every LSE the same way, so this error stays where the terms do not. It is one number per head,
       rounded to the sink's dtype: so few that E_pt may by chance be far below what that rounding takes.
@@ -104,23 +104,19 @@ def rounding_floors(inputs: Inputs, ref: oracle.Result, pt: oracle.Result, few_k
     u_out = torch.finfo(inputs.dout.dtype).eps / 2 if case.dropout_p or few_keys else u
     dS = 2 * u_out * case.head_dim_v**0.5 * scale * largest(inputs.dout) * largest(inputs.v) / (1 - case.dropout_p)
     queries = max(Sq for Sq, _ in case.lengths) * case.H / case.Hk
-    P = 2 * u * summed_score(case) * largest(ref.grads[2])
-    of_one_key = (dS * largest(inputs.k), dS * largest(inputs.q) * queries**0.5, P)
-    for name, floor, index in zip(("dq", "dk", "dv"), of_one_key, range(3)):
+    one_key = few_keys or case.window == (0, 0)
+    for name, operand, summed, index in (("dq", inputs.k, 1, 0), ("dk", inputs.q, queries, 1)):
         # A gradient of the LSE or tables leave E_pt tiny rather than 0.
-        if error(pt.grads[index], ref.grads[index]) == 0 or few_keys or sees_one_key(case):
-            floors[name] += floor
+        if error(pt.grads[index], ref.grads[index]) == 0 or one_key:
+            floors[name] += dS * largest(operand) * summed**0.5
     rows = case.B * case.H * max(Sq for Sq, _ in case.lengths)
-    if "attn_bias" in floors and (few_keys or sees_one_key(case)):
+    if "attn_bias" in floors and one_key:
         floors["attn_bias"] += dS / scale * (rows / max(1, inputs.scores["attn_bias"].shape[:-1].numel())) ** 0.5
-    if "learnable_sink" in floors and few_keys:
-        floors["learnable_sink"] += dS / scale * (rows / case.H) ** 0.5
+    if few_keys:
+        floors["dv"] += 2 * u * summed_score(case) * largest(ref.grads[2])
+        if "learnable_sink" in floors:
+            floors["learnable_sink"] += dS / scale * (rows / case.H) ** 0.5
     return floors
-
-
-def sees_one_key(case: Case) -> bool:
-    left, right = case.window
-    return max(Sk for _, Sk in case.lengths) <= 1 or (left == 0 and (right == 0 or case.causal))
 
 
 def summed_score(case: Case) -> float:
