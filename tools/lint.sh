@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formatting and lint of the tree: ruff, clang-format, and the limit of 400 lines a file.
+# Formatting and lint of the tree: ruff, pylint's checks of calls, clang-format, and the limit of 400 lines a file.
 #   tools/lint.sh        check
 #   tools/lint.sh --fix  rewrite
 set -euo pipefail
@@ -18,6 +18,7 @@ fi
 status=0
 $bin/ruff check --quiet "${python_files[@]}" || status=1
 $bin/ruff format --check --quiet "${python_files[@]}" || { echo "ruff format would change Python files: make format" && status=1; }
+$bin/pylint --jobs 2 --score n "${python_files[@]}" || status=1
 cpp_files | xargs $bin/clang-format --dry-run -Werror || status=1
 find csrc flash_attn tests tools examples benchmarks cmake -type f -regex '.*\.\(h\|cpp\|py\|sh\|cmake\)' -exec wc -l {} + |
   awk '$2 != "total" && $1 > 400 { print $2 " has " $1 " lines; the limit is 400"; over = 1 } END { exit over }' || status=1

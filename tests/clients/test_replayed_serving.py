@@ -7,8 +7,8 @@ import importlib.util
 
 import pytest
 import torch
+from definition import assert_near, merge, scores
 from plain_attention import attend, band
-from reference import assert_near, merge, scores
 from rotation import expected as rotated
 from rotation import tables
 

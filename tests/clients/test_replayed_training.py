@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from definition import assert_near, differentiated, merge, scores
 from plain_attention import band
-from reference import assert_near, differentiated, merge, scores
 
 import flash_attn_2_cuda
 from flash_attn.flash_attn_interface import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import assert_near
+from definition import assert_near
 from tiny_models import MODELS, padded, tokens
 
 pytestmark = pytest.mark.parametrize("tiny", MODELS, ids=lambda tiny: tiny.name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from definition import assert_near
 from plain_attention import attend
-from reference import assert_near
 from tiny_models import MODELS, tokens
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
