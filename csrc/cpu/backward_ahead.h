@@ -2,7 +2,7 @@
 // block loads.
 //
 // A whole panel of S^T or dP^T asks for a few rows. Between strips of 8 keys L2 has room for that; those of 4 keys read
-// twice as much from it, and lost by it what their blocks gained (docs/cpu-kernels.md).
+// twice as much from it, and lost by it what their blocks gained (docs/cpu-backward.md).
 #pragma once
 
 #include "cpu/backward_walk.h"

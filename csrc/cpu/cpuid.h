@@ -25,7 +25,7 @@ bool asks_between_products();
 /// Cores on which other kernels of an instruction set are the faster ones: where queries go into the lanes (lanes.h),
 /// and where backward takes tall strips (backend.cpp). A Zen 5 begins two products of 512 bits in a cycle, a Zen 4 one;
 /// later cores of AMD's count as Zen 5. A Xeon is up to 8 % faster and up to 7 % slower with queries in the lanes
-/// (fp32), and as fast by tall strips (docs/cpu-kernels.md). Golden Cove, of Sapphire and Emerald Rapids, multiplies
+/// (fp32), and as fast by tall strips (docs/cpu-windows.md). Golden Cove, of Sapphire and Emerald Rapids, multiplies
 /// fp32 by vectors faster than in tiles when all of its threads are busy, by up to a third (docs/cpu-amx.md).
 enum class Core { other, golden_cove, zen4, zen5 };
 Core core();
@@ -35,11 +35,11 @@ void suppose_core(Core core);
 /// Whether what is read a while later is better asked for into L2 than into L1. A prefetch into L1 holds one of its few
 /// miss buffers (24 in Zen 4) for as long as memory takes, and so do the loads beside it: decoding read 8.8 GB/s on a
 /// core of a Zen 4 by such prefetches and 17 by those into L2, and a Xeon with 2 MB of L2 is 8 to 17 % faster by the
-/// latter. A Zen 5 loses by those, in decoding, in windows and for rows of a bias (docs/cpu-kernels.md).
+/// latter. A Zen 5 loses by those, in decoding, in windows and for rows of a bias (docs/cpu-decoding.md).
 bool prefetches_into_l2();
 
 /// Whether decoding that asks into L2 is to idle between the lines that it asks memory for, where four rows meet them.
-/// A Zen 4 is 3 to 10 % faster by it, a Xeon 2 to 5 % slower (docs/cpu-kernels.md).
+/// A Zen 4 is 3 to 10 % faster by it, a Xeon 2 to 5 % slower (docs/cpu-decoding.md).
 bool idles_at_memory();
 
 /// Whether additions begin beside multiply-adds of 512 bits, one to two of these, so that scores gain by pairs of

@@ -17,7 +17,7 @@ class ForwardDirect {
   using Scratch = ForwardScratch<Target>;
   static constexpr index_t kRows = Target::kRows;
   // Rows that all heads of a task meet before the next ones, in all or, where they are read from L2, in bytes. Twice as
-  // many bytes where sums cost more, of elements that are converted for no more than kFewKeys (docs/cpu-kernels.md).
+  // many bytes where sums cost more, of elements that are converted for no more than kFewKeys (docs/cpu-decoding.md).
   // More in tiles, whose sums cost most (docs/cpu-amx.md).
   static constexpr index_t kRowsOfAll = 64, kBytesOfAll = Target::kDirectTiles ? 128 << 10 : 32 << 10, kFewKeys = 32;
   static constexpr index_t kLeastRows = Target::kDirectTiles ? kTileRows : 8;
