@@ -6,8 +6,8 @@
 
 namespace flash_attn::gpu {
 
-// P is 0 where the log-sum-exp is infinite: an LSE of either infinity means a row that sees no key.
-FA_DEVICE float lse_to_log2(float lse) { return __builtin_fabsf(lse) == kInf ? kInf : lse * float(kLog2e); }
+// P is 0 where the log-sum-exp is infinite: an LSE of either infinity means a row that sees no key. NaN stays NaN.
+FA_DEVICE float lse_to_log2(float lse) { return is_infinite(lse) ? kInf : lse * float(kLog2e); }
 
 struct ScoreGradient {
   float p, ds;  // dropped P, which multiplies dO; gradient of softmax_scale * q.k

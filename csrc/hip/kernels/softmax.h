@@ -71,9 +71,9 @@ class OnlineSoftmax {
   }
   // O times this is the output: 0 for a row that saw no key.
   FA_DEVICE float factor(int kept, int slot) const { return l_[kept][slot] == 0 ? 0.0f : reciprocal(l_[kept][slot]); }
-  // Natural log-sum-exp; +inf for a row that saw no key.
+  // Natural log-sum-exp; +inf for a row that saw no key. By bits, so that NaN stays NaN: see is_infinite.
   FA_DEVICE float lse(int kept, int slot) const {
-    return l_[kept][slot] == 0 ? kInf : (m_[kept][slot] + log2(l_[kept][slot])) * float(kLn2);
+    return bit_cast<u32>(l_[kept][slot]) == 0 ? kInf : (m_[kept][slot] + log2(l_[kept][slot])) * float(kLn2);
   }
 
  private:
