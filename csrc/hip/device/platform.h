@@ -67,16 +67,6 @@ FA_DEVICE To bit_cast(From from) {
   return __builtin_bit_cast(To, from);
 }
 
-// False for NaN. The compiler need not honour NaN (FlashAttnGpu.cmake): clang 22 selects by `v_cmp_lg_f32 |x|, inf`,
-// for which NaN is infinite, and makes the same of a comparison of bits if it sees that they are a float's.
-FA_DEVICE bool is_infinite(float x) {
-  u32 bits = bit_cast<u32>(x);
-#if FA_AMD
-  asm("" : "+v"(bits));
-#endif
-  return bits << 1 == 0xff000000u;
-}
-
 #if FA_AMD
 template <class T, int N>
 using Vec = T __attribute__((ext_vector_type(N)));

@@ -34,7 +34,7 @@ class BackwardDelta {
       FA_UNROLL
       for (int distance = 1; distance < kLanes; distance *= 2) sum += from_lane(sum, lane_index() ^ distance);
       if (row >= dout.count || thread_index() % kLanes != 0) continue;
-      if (args.dlse && !is_infinite(args.lse[at + row])) sum -= args.dlse[at + row];
+      if (args.dlse && __builtin_fabsf(args.lse[at + row]) != kInf) sum -= args.dlse[at + row];
       args.delta[at + row] = sum;
     }
   }

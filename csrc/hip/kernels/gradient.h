@@ -6,8 +6,14 @@
 
 namespace flash_attn::gpu {
 
-// P is 0 where the log-sum-exp is infinite: an LSE of either infinity means a row that sees no key. NaN stays NaN.
-FA_DEVICE float lse_to_log2(float lse) { return is_infinite(lse) ? kInf : lse * float(kLog2e); }
+// P is 0 where the log-sum-exp is infinite: an LSE of either infinity means a row that sees no key. By bits, so that
+// NaN stays NaN: the compiler need not honour it (FlashAttnGpu.cmake), and clang 22 selects by `v_cmp_lg_f32 |lse|,
+// inf`.
+FA_DEVICE float lse_to_log2(float lse) {
+  constexpr u32 kMinusInfinity = 0xff800000u, kInfinity = 0x7f800000u;
+  const u32 bits = bit_cast<u32>(lse);
+  return bit_cast<float>(bits == kMinusInfinity ? kInfinity : bits) * float(kLog2e);
+}
 
 struct ScoreGradient {
   float p, ds;  // dropped P, which multiplies dO; gradient of softmax_scale * q.k

@@ -71,7 +71,7 @@ class OnlineSoftmax {
   }
   // O times this is the output: 0 for a row that saw no key.
   FA_DEVICE float factor(int kept, int slot) const { return l_[kept][slot] == 0 ? 0.0f : reciprocal(l_[kept][slot]); }
-  // Natural log-sum-exp; +inf for a row that saw no key. By bits, so that NaN stays NaN: see is_infinite.
+  // Natural log-sum-exp; +inf for a row that saw no key. By bits, so that NaN stays NaN (lse_to_log2).
   FA_DEVICE float lse(int kept, int slot) const {
     return bit_cast<u32>(l_[kept][slot]) == 0 ? kInf : (m_[kept][slot] + log2(l_[kept][slot])) * float(kLn2);
   }
