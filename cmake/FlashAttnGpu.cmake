@@ -111,6 +111,7 @@ set(flash_attn_hip_flags -x hip --cuda-device-only --no-gpu-bundle-output -nogpu
     # Version 5 is what loaders of ROCm 5 and later read; clang's own default is newer.
     -mcode-object-version=5
     # Scores hold infinities, and NaN only if the inputs do; without IEEE mode maxima need no canonicalising instructions.
+    # A comparison that has to tell NaN from infinity or 0 is one of bits: lse_to_log2 (gradient.h), OnlineSoftmax::empty.
     -fno-honor-nans -mno-amdgpu-ieee)
 set(flash_attn_nvcc_flags -x cu -cubin -O3 -std=c++20 --expt-relaxed-constexpr)
 

@@ -70,13 +70,16 @@ class OnlineSoftmax {
       l_[kept][slot] = Engine::fold(l_[kept][slot], [](float a, float b) { return a + b; });
   }
   // O times this is the output: 0 for a row that saw no key.
-  FA_DEVICE float factor(int kept, int slot) const { return l_[kept][slot] == 0 ? 0.0f : reciprocal(l_[kept][slot]); }
-  // Natural log-sum-exp; +inf for a row that saw no key. By bits, so that NaN stays NaN (lse_to_log2).
+  FA_DEVICE float factor(int kept, int slot) const { return empty(kept, slot) ? 0.0f : reciprocal(l_[kept][slot]); }
+  // Natural log-sum-exp; +inf for a row that saw no key.
   FA_DEVICE float lse(int kept, int slot) const {
-    return bit_cast<u32>(l_[kept][slot]) == 0 ? kInf : (m_[kept][slot] + log2(l_[kept][slot])) * float(kLn2);
+    return empty(kept, slot) ? kInf : (m_[kept][slot] + log2(l_[kept][slot])) * float(kLn2);
   }
 
  private:
+  // By bits, so that a sum of NaN is none (lse_to_log2).
+  FA_DEVICE bool empty(int kept, int slot) const { return bit_cast<u32>(l_[kept][slot]) == 0; }
+
   template <int kTiles>
   FA_DEVICE void raise(float (&top)[kKept][kSlots], OutputTiles<Engine, kKept, kTiles>& o) {
     FA_UNROLL
