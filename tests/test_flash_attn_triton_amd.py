@@ -32,6 +32,7 @@ sys.path[:0] = [str(HERE / "python"), str(HERE.parent / "tools")]
 
 import harness  # noqa: E402
 import kvcache_model as model  # noqa: E402
+import not_finite  # noqa: E402
 import oracle  # noqa: E402
 import philox  # noqa: E402
 import tensors  # noqa: E402
@@ -103,6 +104,14 @@ def test_backward_takes_either_infinity(infinity):
     lse[..., :20] = infinity
     got = interface_fa.bwd(dout, q, k, v, out, lse, None, None, None, None, *score, False)
     assert all(torch.equal(a, b) for a, b in zip(got, expected)) and (got[0][:, :20] == 0).all()
+
+
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_reaches_what_depends_on_it(dtype, where):
+    for name, mask in not_finite.MASKS.items():
+        call = not_finite.Call((5, 70, 2, 1), 24, harness.TORCH_DTYPES[dtype], mask, where)
+        (call.check_on_a_gpu if name == "window" else call.check)(DEVICE)
 
 
 # Dropout.
@@ -250,16 +259,11 @@ def test_paged_varlen(seqused):
     lengths, page = [60, 0, 21], 16
     q, k, v = randn(20, 4, 24), randn(81, 2, 24, seed=1), randn(81, 2, 24, seed=2)
     cu_q, cu_k = there(torch.tensor([0, 3, 5, 20], dtype=torch.int32), tensors.cumulative(lengths))
-    table = torch.randperm(12).view(3, 4).int()
-    pages_k, pages_v = (torch.full((12, page, 2, 24), math.nan) for _ in range(2))
-    for b, n in enumerate(lengths):
-        for j in range(n):
-            at = int(table[b, j // page]), j % page
-            pages_k[at], pages_v[at] = k[int(cu_k[b]) + j].cpu(), v[int(cu_k[b]) + j].cpu()
+    *pages, table = triton_cases.in_pages(k, v, lengths, page)
     settings = dict(causal=True, window_size=(30, 0), return_attn_probs=True)
     expected = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 15, 60, **settings)
     more = {"seqused_k": there(torch.tensor(lengths, dtype=torch.int32))} if seqused else {}
-    pages_k, pages_v, table = there(pages_k, pages_v, table)
+    pages_k, pages_v, table = there(*pages, table)
     got = flash_attn_varlen_func(q, pages_k, pages_v, cu_q, cu_k, 15, 60, block_table=table, **settings, **more)
     for a, b in zip(got, expected):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import cases
@@ -104,6 +105,20 @@ def cache_call(row) -> model.Call:
     if row["extra"] == "alibi":
         call.options["alibi_slopes"] = 0.2 * torch.rand(B, H, generator=g)
     return call
+
+
+def in_pages(k, v, lengths, page: int):
+    """Packed keys and values in pages of a shuffled table, whose room beyond a sequence's end is NaN."""
+    each = -(-max(lengths) // page)
+    table = torch.randperm(len(lengths) * each).view(len(lengths), each).int()
+    pages_k, pages_v = (torch.full((table.numel(), page, *x.shape[1:]), math.nan) for x in (k, v))
+    begin = 0
+    for n, pages in zip(lengths, table.tolist()):
+        for j in range(n):
+            at = pages[j // page], j % page
+            pages_k[at], pages_v[at] = k[begin + j].cpu(), v[begin + j].cpu()
+        begin += n
+    return pages_k, pages_v, table
 
 
 def broken_cache_call(storage: str):
