@@ -122,7 +122,7 @@ template <class Target>
 struct ForwardPlan {
   using Elem = typename Target::Elem;
   using Real = typename Target::Real;
-  static constexpr index_t kWidth = Target::kWidth, kRows = Target::kRows;
+  static constexpr index_t kWidth = Target::kWidth, kRows = Target::kRows, kNeighbours = query_align(kRows);
   static constexpr bool kInPlace = std::is_same_v<Elem, Real>;  // P can overwrite the scores.
   ForwardPlan(const ForwardProblem& forward, const Executor& executor, Approach how, const Units& these)
       : f(forward),
@@ -220,11 +220,11 @@ struct ForwardPlan {
   }
   index_t rows_held() const { return round_up(tiles.queries, row_multiple()); }
   bool has_window() const { return p.window_left >= 0 && p.window_right >= 0; }
-  // A key block that holds all that kQueryAlign neighbours see, so that their strips meet one; 0 if that is too much
+  // A key block that holds all that kNeighbours queries see, so that their strips meet one; 0 if that is too much
   // for a strip or for L2.
   index_t keys_of_window() const {
     constexpr index_t kMostBytes = index_t(768) << 10;
-    const index_t keys = round_up(p.window_left + p.window_right + kQueryAlign + kKeyAlign - 1, kKeyAlign);
+    const index_t keys = round_up(p.window_left + p.window_right + kNeighbours + kKeyAlign - 1, kKeyAlign);
     return keys <= most_strip_keys(kRows) && keys * (p.D + p.Dv) * Target::kSize <= kMostBytes ? keys : 0;
   }
   // Keys that a block of queries sees; fewer than all only as whole parts, wherever in a part they begin, and, unless
@@ -355,10 +355,10 @@ struct ForwardPlan {
   }
 
   // Where packed key blocks begin for a block of rows: with what the first of its neighbours up to a multiple of
-  // kQueryAlign see, whatever part of those the block holds. Rows of a window then meet one or two blocks.
+  // kNeighbours see, whatever part of those the block holds. Rows of a window then meet one or two blocks.
   FA_INLINE index_t first_key(const ForwardBlock<Target>& block) const {
-    const index_t begin = block.first / kQueryAlign * kQueryAlign;
-    const index_t end = min_of(begin + kQueryAlign, block.sequence.q_len);
+    const index_t begin = block.first / kNeighbours * kNeighbours;
+    const index_t end = min_of(begin + kNeighbours, block.sequence.q_len);
     return block.rules[0].visible_keys(Range{begin, end}).begin / kKeyAlign * kKeyAlign;
   }
 

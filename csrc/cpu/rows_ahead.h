@@ -198,10 +198,11 @@ class RowsInTurn {
 };
 
 // Whether strips ask for what the next task loads: between products where those can hide it, and where products are
-// made in tiles, between the weights of rows. Those of numbers in parts take so long that there is little to gain.
+// made in tiles, between the weights of rows. Those of numbers in parts take so long that there is little to gain, and
+// beside vectors of 256 bits it costs a Zen 3 more than it saves (docs/cpu-avx2.md).
 template <class Target>
 FA_INLINE bool asks_ahead() {
-  return (Target::kTiled && Target::kParts == 1) || asks_between_products();
+  return Target::kTiled ? Target::kParts == 1 : Target::Simd::W == 16 && asks_between_products();
 }
 
 // What a strip asks for, a row of each operand at a time: between the panels of its products. A prefetch waits for the

@@ -106,8 +106,12 @@ struct Tiles {
 // dV (backward) in half of a 1 MB L2.
 inline constexpr index_t kKeyAlign = 64;
 
-// Blocks of queries are this many, times or over a power of two, or half as many more.
+// Blocks of queries are this many, times or over a power of two. All rows of a strip are multiplied: of six rows, too,
+// blocks are whole strips, also when halved.
 inline constexpr index_t kQueryAlign = 128;
+FA_INLINE constexpr index_t query_align(index_t strip_rows) {
+  return kQueryAlign % strip_rows == 0 ? kQueryAlign : kQueryAlign / 4 * 3;
+}
 
 // Most keys of a block that is packed where it is used: as many as the ranges that are merged have.
 inline constexpr index_t kInPlaceKeys = 1024;
@@ -131,12 +135,15 @@ FA_INLINE constexpr index_t most_strip_keys(index_t strip_rows) {
 }
 
 // From a row of a strip's scores to the next, and of its probabilities, unless direct. Constants, so that loops that
-// read and write several rows need a register for one address.
+// read and write several rows need a register for one address. 4 KB apart, six rows of fp32 would take six of the eight
+// ways of each set of L1, through which V passes; four such rows of a Zen 4 gain nothing by other pitches.
 template <class Target>
-using ScorePitch = std::integral_constant<index_t, Target::kTiled ? 64 : most_strip_keys(Target::kRows)>;
+using StripPitch = std::integral_constant<index_t, most_strip_keys(Target::kRows) + (Target::Simd::W < 16 ? 16 : 0)>;
+template <class Target>
+using ScorePitch = std::integral_constant<index_t, Target::kTiled ? 64 : StripPitch<Target>::value>;
 template <class Target>
 using ProbabilityPitch =
-    std::integral_constant<index_t, Target::kTiled ? Target::kParts == 1 ? 256 : 128 : most_strip_keys(Target::kRows)>;
+    std::integral_constant<index_t, Target::kTiled ? Target::kParts == 1 ? 256 : 128 : StripPitch<Target>::value>;
 
 // From first: whether all queries see keys from the first one on, wherever their blocks begin.
 FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t elem_size, index_t strip_rows,
@@ -147,11 +154,11 @@ FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t 
   const index_t strip = most_strip_keys(strip_rows);
   const index_t longest = approach == Approach::in_place ? min_of(kInPlaceKeys, strip) : strip;
   // Tiles are quicker than L3 and memory, from which long rows of K and V come, for each block of queries again. Where
-  // key blocks begin may depend on no more than kQueryAlign of them.
+  // key blocks begin may depend on no more than query_align of them.
   const bool far = strip_rows == kTileBlock && bytes >= kLong && from_first;
-  // All rows of a strip are multiplied: blocks are whole strips where they may be, also of six rows and when halved.
-  const index_t of_strips = from_first && kQueryAlign % strip_rows != 0 ? kQueryAlign / 2 * 3 : kQueryAlign;
-  return {far ? kManyQueries : of_strips, max_of<index_t>(128, min_of(keys, longest))};
+  const index_t aligned = query_align(strip_rows),
+                queries = from_first && aligned < kQueryAlign ? 2 * aligned : aligned;
+  return {far ? kManyQueries : queries, max_of<index_t>(128, min_of(keys, longest))};
 }
 
 // Small head dims have room for long blocks of queries, whose products are long loops; but P and dS of a strip, which

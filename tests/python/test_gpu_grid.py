@@ -50,7 +50,7 @@ def test_case(case, device):
 @pytest.mark.slow
 @pytest.mark.simulated
 @pytest.mark.parametrize("target", SIMULATED)
-@pytest.mark.parametrize("lengths, mask", itertools.product(gpu_cases.LENGTHS, cases.MASKS))
+@pytest.mark.parametrize("lengths, mask", list(itertools.product(gpu_cases.LENGTHS, cases.MASKS)))
 def test_full_product(target, lengths, mask):
     """Every dtype, head count and head dim with every pair of lengths and mask; the other factors in turn."""
     for case, device in gpu_cases.product(target, lengths, mask):
