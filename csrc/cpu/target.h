@@ -165,7 +165,8 @@ FA_INLINE Tiles forward_tiles(Approach approach, index_t D, index_t Dv, index_t 
 // hold all queries of a block, stay in L1 (tiles' are of all parts of numbers), and what is added to its scores, where
 // queries have rows of that, in L2. More queries than products of fp32 and fp64 sum at a time are several whole sums,
 // into which backward_plan.h can cut a block; bf16 and tiles sum all of a block. Processors with tiles have 2 MB of L2,
-// whatever numbers their multiplicands make.
+// whatever numbers their multiplicands make. Strips of six rows are whole in blocks of 192 keys, and up to a head dim
+// of 256 a Zen 3, with 512 KB of L2, is faster the larger its blocks (docs/cpu-avx2.md).
 FA_INLINE Tiles backward_tiles(index_t D, index_t Dv, index_t elem_size, index_t strip_rows, bool addend_per_query) {
   constexpr index_t kOfBf16 = sizeof(BFloat16);
   const bool tiled = strip_rows == kTileBlock;
@@ -173,8 +174,10 @@ FA_INLINE Tiles backward_tiles(index_t D, index_t Dv, index_t elem_size, index_t
   const index_t in_l1 = tiled ? (index_t(16) << 10) / (kTileBlock * elem_size) / kKeyAlign * kKeyAlign : 512;
   const index_t most_queries = addend_per_query ? min_of<index_t>(in_l1, 256) : in_l1;
   const bool sums_parts = !tiled && elem_size > kOfBf16 && rows > kScalarsPerSum;
-  const index_t queries = sums_parts ? rows / kScalarsPerSum * kScalarsPerSum : rows;
-  return {max_of<index_t>(64, min_of(queries, most_queries)), max_of<index_t>(64, min_of<index_t>(rows, 256))};
+  const bool sixes = query_align(strip_rows) < kQueryAlign && rows > 0;
+  const index_t queries = min_of(sums_parts ? rows / kScalarsPerSum * kScalarsPerSum : rows, most_queries);
+  return {max_of<index_t>(sixes ? kScalarsPerSum : 64, queries),
+          sixes ? 2 * query_align(strip_rows) : max_of<index_t>(64, min_of<index_t>(rows, 256))};
 }
 
 }  // namespace flash_attn::cpu

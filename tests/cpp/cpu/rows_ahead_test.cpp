@@ -325,5 +325,16 @@ TEST(PackedTilesTest, AreWholeStrips) {
     }
 }
 
+// Keys are the rows of strips, and the queries of a block are summed as many at a time, so that it can be cut.
+TEST(BackwardTilesTest, AreWholeStripsOfSixAndWholeSums) {
+  for (const index_t D : {8, 32, 64, 80, 96, 128, 192, 256})
+    for (const bool addend_per_query : {false, true}) {
+      const Tiles tiles = backward_tiles(D, D, sizeof(float), 6, addend_per_query);
+      EXPECT_EQ(tiles.keys % 6, 0) << D;
+      EXPECT_EQ(tiles.keys % kKeyAlign, 0) << D;
+      EXPECT_EQ(tiles.queries % kScalarsPerSum, 0) << D;
+    }
+}
+
 }  // namespace
 }  // namespace flash_attn::cpu
