@@ -1,14 +1,7 @@
 # Compile options of every target of this project: build type, warnings, sanitizers, C++ ABI, and the flags of each instruction set.
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
-  if(FLASH_ATTN_SANITIZE)
-    # Assertions stay on; -O1 keeps the SIMD templates fast enough to be tested.
-    set(CMAKE_BUILD_TYPE Debug CACHE STRING "Build type" FORCE)
-    # Reports need lines, not variables, whose places take GCC 12 a sixth of its time.
-    set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1" CACHE STRING "Flags of the sanitizer build" FORCE)
-  else()
-    set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
-  endif()
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 
 add_library(flash_attn_options INTERFACE)
@@ -29,6 +22,8 @@ if(NOT MSVC)
   endif()
 endif()
 
+# Beside flash_attn_options, for what a sanitizer build instruments.
+add_library(flash_attn_sanitizers INTERFACE)
 if(FLASH_ATTN_SANITIZE)
   if(NOT FLASH_ATTN_SANITIZE MATCHES "^(address|undefined|address,undefined|thread)$")
     message(FATAL_ERROR "FLASH_ATTN_SANITIZE is '${FLASH_ATTN_SANITIZE}'; accepted are address, undefined, "
@@ -42,8 +37,13 @@ if(FLASH_ATTN_SANITIZE)
     # What AddressSanitizer sees, seen once more; it nearly doubles what GCC 12 takes to compile AVX2's kernels.
     list(APPEND sanitizer_flags -fno-sanitize=object-size)
   endif()
-  target_compile_options(flash_attn_options INTERFACE ${sanitizer_flags})
-  target_link_options(flash_attn_options INTERFACE ${sanitizer_flags})
+  if(CMAKE_BUILD_TYPE STREQUAL "Release")
+    # Assertions stay on; -O1 keeps the SIMD templates fast enough to be tested. Reports need lines, not variables, whose
+    # places take GCC 12 a sixth of its time.
+    list(APPEND sanitizer_flags -O1 -g1 -UNDEBUG)
+  endif()
+  target_compile_options(flash_attn_sanitizers INTERFACE ${sanitizer_flags})
+  target_link_options(flash_attn_sanitizers INTERFACE ${sanitizer_flags})
 endif()
 
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -100,9 +100,6 @@ function(flash_attn_apply_isa_flags sources_var)
     if(source MATCHES "${FLASH_ATTN_ISA_PATTERN}")
       set(isa ${CMAKE_MATCH_1})
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${flash_attn_flags_${isa}})
-      if(FLASH_ATTN_SANITIZE AND isa IN_LIST FLASH_ATTN_NOT_SANITIZED)
-        set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all)
-      endif()
     endif()
     list(APPEND of_${isa} ${source})
   endforeach()
@@ -114,4 +111,19 @@ function(flash_attn_apply_isa_flags sources_var)
     list(APPEND sorted ${of_neon} ${of_neon_bf16})
   endif()
   set(${sources_var} ${sorted} PARENT_SCOPE)
+endfunction()
+
+# Moves the files of FLASH_ATTN_NOT_SANITIZED's instruction sets from one list to another, if anything is instrumented.
+function(flash_attn_take_not_sanitized sources_var taken_var)
+  set(kept)
+  set(taken)
+  foreach(source IN LISTS ${sources_var})
+    if(FLASH_ATTN_SANITIZE AND source MATCHES "${FLASH_ATTN_ISA_PATTERN}" AND CMAKE_MATCH_1 IN_LIST FLASH_ATTN_NOT_SANITIZED)
+      list(APPEND taken ${source})
+    else()
+      list(APPEND kept ${source})
+    endif()
+  endforeach()
+  set(${sources_var} ${kept} PARENT_SCOPE)
+  set(${taken_var} ${taken} PARENT_SCOPE)
 endfunction()

@@ -12,7 +12,4 @@ const Kernels& portable_f64_kernels() {
   return kernels;
 }
 
-// Of a plan, with which rows_ahead_test.cpp would compile all of these again.
-template DirectProducts<Portable32> direct_products<Portable32>(DType, Asking);
-
 }  // namespace flash_attn::cpu

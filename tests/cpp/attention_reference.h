@@ -142,15 +142,27 @@ struct Problem64 {
   void run_row(const Values& x, std::int64_t b, std::int64_t h, std::int64_t i, Reference& r) const;
 };
 
+// By pointers, which sanitizers look at once a row.
+inline double dot(const double* x, const double* y, std::int64_t n) {
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < n; ++i) sum += x[i] * y[i];
+  return sum;
+}
+inline void add_multiple(double* y, double factor, const double* x, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
+}
+
 inline void Problem64::run_row(const Values& x, std::int64_t b, std::int64_t h, std::int64_t i, Reference& r) const {
   const Shape& s = shape;
   const std::int64_t hk = h / (s.H / s.Hk), row = (b * s.Sq + i) * s.H + h;
   const auto key = [&](std::int64_t j) { return (b * s.Sk + j) * s.Hk + hk; };
-  std::vector<double> scores(s.Sk, -std::numeric_limits<double>::infinity()), dots(s.Sk, 0.0);
+  std::vector<std::int64_t> seen;
+  for (std::int64_t j = 0; j < s.Sk; ++j)
+    if (visible(b, h, i, j)) seen.push_back(j);
+  std::vector<double> scores(s.Sk, 0.0), dots(s.Sk, 0.0), weights(s.Sk, 0.0), dp(s.Sk, 0.0);
   double top = -std::numeric_limits<double>::infinity(), sum = 0.0;
-  for (std::int64_t j = 0; j < s.Sk; ++j) {
-    if (!visible(b, h, i, j)) continue;
-    for (std::int64_t d = 0; d < s.D; ++d) dots[j] += x.q[row * s.D + d] * x.k[key(j) * s.D + d];
+  for (const std::int64_t j : seen) {
+    dots[j] = dot(x.q.data() + row * s.D, x.k.data() + key(j) * s.D, s.D);
     scores[j] = score(dots[j], b, h, i, j);
     top = std::max(top, scores[j]);
   }
@@ -158,34 +170,28 @@ inline void Problem64::run_row(const Values& x, std::int64_t b, std::int64_t h, 
     top = std::max(top, sink[h]);
     sum = std::exp(sink[h] - top);
   }
-  for (std::int64_t j = 0; j < s.Sk; ++j) sum += visible(b, h, i, j) ? std::exp(scores[j] - top) : 0.0;
+  for (const std::int64_t j : seen) sum += weights[j] = std::exp(scores[j] - top);
   r.lse[(b * s.H + h) * s.Sq + i] = sum > 0 ? top + std::log(sum) : std::numeric_limits<double>::infinity();
   if (sum == 0) return;
-  for (std::int64_t j = 0; j < s.Sk; ++j)
-    if (visible(b, h, i, j)) r.dmask[pair(b, h, i, j)] = std::exp(scores[j] - top) * (kept(b, h, i, j) ? 1 : -1);
-  std::vector<double> dp(s.Sk, 0.0);
+  const double* const dout = x.dout.data() + row * s.Dv;
   double delta = 0.0;
-  for (std::int64_t j = 0; j < s.Sk; ++j) {
-    if (!visible(b, h, i, j)) continue;
-    const double p = std::exp(scores[j] - top) / sum, factor = kept(b, h, i, j) ? dropout.keep_scale : 0.0;
-    for (std::int64_t d = 0; d < s.Dv; ++d) {
-      const double value = x.v[key(j) * s.Dv + d], gradient = x.dout[row * s.Dv + d];
-      r.out[row * s.Dv + d] += p * factor * value;
-      r.dv[key(j) * s.Dv + d] += p * factor * gradient;
-      dp[j] += factor * gradient * value;
-    }
+  for (const std::int64_t j : seen) {
+    const bool keep = kept(b, h, i, j);
+    const double p = weights[j] / sum, factor = keep ? dropout.keep_scale : 0.0;
+    const double* const value = x.v.data() + key(j) * s.Dv;
+    r.dmask[pair(b, h, i, j)] = keep ? weights[j] : -weights[j];
+    add_multiple(r.out.data() + row * s.Dv, p * factor, value, s.Dv);
+    add_multiple(r.dv.data() + key(j) * s.Dv, p * factor, dout, s.Dv);
+    dp[j] = factor * dot(dout, value, s.Dv);
     delta += p * dp[j];
   }
   if (!sink.empty()) r.dsink[h] -= std::exp(sink[h] - top) / sum * delta;
-  for (std::int64_t j = 0; j < s.Sk; ++j) {
-    if (!visible(b, h, i, j)) continue;
-    r.dbias[pair(b, h, i, j)] = std::exp(scores[j] - top) / sum * (dp[j] - delta);
+  for (const std::int64_t j : seen) {
+    r.dbias[pair(b, h, i, j)] = weights[j] / sum * (dp[j] - delta);
     double ds = r.dbias[pair(b, h, i, j)] * scale;
     if (features.softcap > 0) ds *= 1.0 - std::pow(std::tanh(scale * dots[j] / features.softcap), 2);
-    for (std::int64_t d = 0; d < s.D; ++d) {
-      r.dq[row * s.D + d] += ds * x.k[key(j) * s.D + d];
-      r.dk[key(j) * s.D + d] += ds * x.q[row * s.D + d];
-    }
+    add_multiple(r.dq.data() + row * s.D, ds, x.k.data() + key(j) * s.D, s.D);
+    add_multiple(r.dk.data() + key(j) * s.D, ds, x.q.data() + row * s.D, s.D);
   }
 }
 

@@ -6,8 +6,10 @@ Without `dtype` the test's parameter `dtype` counts, else fp32. `missing=True`: 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
+import platform
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -31,6 +33,15 @@ def pytest_addoption(parser):
     parser.addoption("--device", choices=("simulated", "cuda"), default="simulated", help="where tests marked gpu run")
 
 
+def _keep_freed_memory():
+    """The oracle's tensors, 100 MB and more, are made of what earlier ones left: to fault them in anew took longer than
+    to compute them (mallopt(3))."""
+    if platform.libc_ver()[0] == "glibc":
+        mallopt, trim_threshold, mmap_threshold = ctypes.CDLL(None).mallopt, -1, -3
+        for parameter in (trim_threshold, mmap_threshold):
+            mallopt(parameter, 2**31 - 1)
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: only with --full or -m slow")
     config.addinivalue_line("markers", "gpu: runs on simulated AMD GPUs (slow, needs tools/gfxsim), or on --device")
@@ -39,6 +50,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "requires_torch(major, minor, reason): needs that torch or newer")
     # One thread per worker: workers share the cores. Threads are the subject of test_threads.py.
     torch.set_num_threads(1)
+    _keep_freed_memory()
     if config.getoption("support_json") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SupportRecord(config.getoption("support_json")), "support-record")
 
