@@ -38,18 +38,25 @@ TEST(Runtime, ABrokenLibraryIsReportedAndCanBeReplaced) {
   std::remove(path.c_str());
 }
 
-TEST(Runtime, ALibraryWithoutTheFunctionsIsNamed) {
-  std::string why;
-  const gpu::SharedLibrary libc = gpu::SharedLibrary::open("libm.so.6", why);
-  if (!libc) GTEST_SKIP() << "no libm.so.6 on this system: " << why;
+class LibraryTest : public ::testing::Test {
+ protected:
+  // A library that every program on glibc can load, whatever it is linked to.
+  void SetUp() override {
+    if (!libm_) GTEST_SKIP() << "no libm.so.6 on this system: " << why_;
+  }
+
+ private:
+  std::string why_;
+  const gpu::SharedLibrary libm_ = gpu::SharedLibrary::open("libm.so.6", why_);
+};
+
+TEST_F(LibraryTest, WithoutTheFunctionsIsNamed) {
   const std::string text = message([] { open_gpu_runtime(GpuApi::hip, "libm.so.6"); });
   EXPECT_NE(text.find("hipRuntimeGetVersion"), std::string::npos) << text;
 }
 
-TEST(Runtime, LoadedLibrariesAreFoundByTheirNames) {
-#if defined(__linux__)
-  EXPECT_FALSE(gpu::loaded_libraries("libstdc++").empty() && gpu::loaded_libraries("libc++").empty());
-#endif
+TEST_F(LibraryTest, IsFoundByItsNameWhereItIsLoaded) {
+  EXPECT_FALSE(gpu::loaded_libraries("libm.").empty());
   EXPECT_TRUE(gpu::loaded_libraries("libnobody").empty());
 }
 
