@@ -17,10 +17,10 @@ jobs=${MAX_JOBS:-$(nproc)}
 # The code objects that the first build compiled, for builds that need not compile them again.
 compiled_kernels() { [ ! -d build/dev/kernels/gfx942 ] || echo "-DFLASH_ATTN_KERNELS_DIR=$PWD/build/dev/kernels"; }
 
-# cached COMMAND...: a build of the package that takes the core from an earlier one, whose compiler's results are kept in
-# this tree, where ccache is there. Not compared: where torch lies, which changes nothing of the core, and the standard,
-# which CMake 3 and 4 give in different places.
-export CCACHE_DIR=$PWD/build/ccache CCACHE_IGNOREOPTIONS="-ffile-prefix-map=* -std=c++20"
+# cached COMMAND...: a build that takes objects of the core from an earlier one, whose compiler's results are kept in this
+# tree, where ccache is there. Not compared: where torch lies, which changes nothing of the core, the standard, which CMake
+# 3 and 4 give in different places, and the locale, which Python sets for what it runs where there is none.
+export CCACHE_DIR=$PWD/build/ccache CCACHE_IGNOREOPTIONS="-ffile-prefix-map=* -std=c++20" CCACHE_SLOPPINESS=locale
 cached() {
   if command -v ccache >/dev/null; then CMAKE_CXX_COMPILER_LAUNCHER=ccache "$@"; else "$@"; fi
 }
