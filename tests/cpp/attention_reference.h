@@ -142,7 +142,7 @@ struct Problem64 {
   void run_row(const Values& x, std::int64_t b, std::int64_t h, std::int64_t i, Reference& r) const;
 };
 
-// By pointers, which sanitizers look at once a row.
+// Of rows of n numbers.
 inline double dot(const double* x, const double* y, std::int64_t n) {
   double sum = 0.0;
   for (std::int64_t i = 0; i < n; ++i) sum += x[i] * y[i];
