@@ -9,6 +9,7 @@ namespace flash_attn {
 struct Range {
   index_t begin, end;
   FA_INLINE bool empty() const { return begin >= end; }
+  FA_INLINE bool has(index_t n) const { return begin <= n && n < end; }
 };
 
 }  // namespace flash_attn

@@ -1,11 +1,11 @@
 // The CPU backend: one choice of instruction set at start, one choice of kernels per problem.
 #include "core/backend.h"
 
-#include <atomic>
-#include <cstdlib>
-
 #include "cpu/cache.h"
 #include "cpu/cpuid.h"
+#include "cpu/few_rows.h"
+#include "cpu/folded_queries.h"
+#include "cpu/instruction_sets.h"
 #include "cpu/isa.h"
 #include "cpu/lanes.h"
 #include "cpu/paired_products.h"
@@ -18,72 +18,6 @@
 namespace flash_attn {
 namespace cpu {
 namespace {
-
-// Best first. The first entry that the machine executes well is used unless another is forced. The emulation exists to
-// test the tiles' kernels, and comes after sets that every machine has which executes it.
-enum Isa { kAmxBf16, kAvx512Bf16, kAvx512, kAvx2, kAmxBf16Emulated, kNeonBf16, kNeon, kPortable, kIsaCount };
-constexpr const char* kIsaNames[kIsaCount] = {"amx_bf16",          "avx512_bf16", "avx512", "avx2",
-                                              "amx_bf16_emulated", "neon_bf16",   "neon",   "portable"};
-
-#if defined(FLASH_ATTN_EMULATED_TILES)
-constexpr bool kEmulatesTiles = true;
-#else
-[[maybe_unused]] constexpr bool kEmulatesTiles = false;
-#endif
-
-const Features& features() {
-  static const Features f = detect_features();
-  return f;
-}
-
-bool executable(Isa isa) {
-#if defined(FLASH_ATTN_X86)
-  switch (isa) {
-    case kAmxBf16: return features().amx_bf16;
-    case kAvx512Bf16: return features().avx512_bf16;
-    case kAvx512: return features().avx512;
-    case kAvx2: return features().avx2;
-    case kAmxBf16Emulated: return kEmulatesTiles && features().avx512_bf16;
-    default: return isa == kPortable;
-  }
-#elif defined(FLASH_ATTN_ARM64)
-  return isa == kNeon || isa == kPortable || (isa == kNeonBf16 && features().neon_bf16);
-#else
-  return isa == kPortable;
-#endif
-}
-
-Isa best_isa() {
-  for (int isa = 0; isa < kIsaCount; ++isa)
-    if (executable(Isa(isa)) && (isa != kAvx512Bf16 || features().bf16_dot_is_fast)) return Isa(isa);
-  return kPortable;
-}
-
-Isa isa_named(const std::string& name) {
-  if (name.empty()) return best_isa();
-  std::string accepted;
-  for (int isa = 0; isa < kIsaCount; ++isa) {
-    if (!executable(Isa(isa))) continue;
-    if (name == kIsaNames[isa]) return Isa(isa);
-    accepted += std::string(accepted.empty() ? "" : ", ") + kIsaNames[isa];
-  }
-  throw Error(
-      "flash_attn: FLASH_ATTN_CPU_ISA (or the forced instruction set) must be one that this build has and this machine "
-      "can execute: " +
-      accepted + "; got \"" + name + "\"");
-}
-
-std::atomic<int> forced_isa{-1};
-
-// The environment is read at the first use, so that a wrong value is an exception of the call and not of loading.
-Isa current_isa() {
-  const int forced = forced_isa.load(std::memory_order_relaxed);
-  if (forced >= 0) return Isa(forced);
-  const char* const name = std::getenv("FLASH_ATTN_CPU_ISA");
-  const Isa isa = isa_named(name ? name : "");
-  forced_isa.store(isa, std::memory_order_relaxed);
-  return isa;
-}
 
 #if defined(FLASH_ATTN_X86)
 // Of numbers that are so many bf16 each.
@@ -278,43 +212,103 @@ Tiles forward_tiles_of(const Problem& p, const Kernels& kernels, Approach approa
   return tiles;
 }
 
+// Those that meet K and V where they are, of a problem some of whose sequences may have so few queries.
+const Kernels* direct_kernels(const Problem& p, const Kernels& kernels) {
+  if (!may_be_direct(p)) return nullptr;
+  if (kernels.backward_direct) return &kernels;
+#if defined(FLASH_ATTN_X86)
+  if (p.dtype != DType::f64) return &avx512_kernels();
+#elif defined(FLASH_ATTN_ARM64)
+  if (p.dtype != DType::f64) return &neon_kernels();
+#endif
+  return nullptr;
+}
+
+bool has_any(const Problem& p, const Sequences& sequences) {
+  for (index_t b = 0; b < (p.varlen ? p.B : 1); ++b)
+    if (sequences.have(p, p.sequence(b))) return true;
+  return false;
+}
+
+// Of sequences with so many queries that are not folded, by their own lengths, as forward by its rows.
+void run_backward(const BackwardProblem& b, const Kernels& kernels, Range queries, const Executor& executor) {
+  const Problem& p = b.problem;
+  const Kernels* const direct = direct_kernels(p, kernels);
+  Sequences sequences{kAny, kAny, kAny, queries, Sequences::Which::direct, kernels.direct_queries};
+  if (direct && has_any(p, sequences)) direct->backward_direct(b, sequences, executor);
+  sequences.which = Sequences::Which::others;
+  if (!has_any(p, sequences)) return;
+  sequences.lengths = {kernels.least_length, kAny.end};
+  backward_kernel(p, kernels).run(b, sequences, executor);
+  sequences.lengths = {0, kernels.least_length};
+  if (kernels.least_length > 0) backward_kernel(p, short_kernels(p, kernels)).run(b, sequences, executor);
+}
+
+std::string number(index_t n) { return std::to_string(n); }
+
+void name_kernel(const char* pass, const Problem& p, const Kernels& kernels, Explanation& e) {
+  e.instruction_set = kernels.instruction_set;
+  e.kernel = std::string("cpu.") + pass + "." + to_string(p.dtype) + "." + kernels.instruction_set;
+}
+
+void explain_forward(const Problem& p, bool s_dmask, const Kernels& chosen, Explanation& e) {
+  const Kernels& kernels = s_dmask ? chosen : longest_forward_kernels(p, chosen, e.reasons);
+  const Approach approach = s_dmask ? Approach::packed : forward_approach(p, kernels);
+  if (s_dmask) e.reasons.push_back("S_dmask is written from packed keys, however few rows meet them");
+  const Tiles tiles = forward_tiles_of(p, kernels, approach, e.reasons);
+  name_kernel("forward", p, kernels, e);
+  if (!s_dmask && takes_lanes(p, {0, p.Sq, 0, p.Sk}, approach, tiles, kernels.lanes.depth, kernels.elem_size)) {
+    e.tile = number(kLaneQueries) + " queries, in the lanes, x up to " + number(kernels.lanes.keys) + " keys, " +
+             kernels.arithmetic;
+    e.reasons.push_back("rows that see few keys are faster with the queries in the lanes than in strips of rows");
+    return;
+  }
+  e.tile = "blocks of " + number(tiles.queries) + " queries x " + number(tiles.keys) + " keys, in strips of " +
+           number(kernels.strip_rows) + " queries x " + number(kernels.panel_columns) + " keys, " + kernels.arithmetic;
+  if (takes_pairs(p, approach, kernels.paired_features))
+    e.reasons.push_back(
+        "half of the features of Q K^T go in pairs, two additions for a product, unless queries and keys are so long "
+        "that it would show");
+}
+
+void explain_backward(Problem p, const Kernels& chosen, Explanation& e) {
+  const auto because = [&](bool possible, bool is, index_t most, const std::string& why) {
+    if (is || (p.varlen && possible))
+      e.reasons.push_back((p.varlen ? "sequences with up to " : "up to ") + number(most) + " queries" + why);
+    return is;
+  };
+  const Sequence sequence{0, p.Sq, 0, p.Sk};
+  if (because(may_fold(p), is_folded(p, sequence), kFoldedQueries,
+              ": those of the heads that share a key head are met as those of one head"))
+    p = fold_sizes(p);
+  const Kernels* const direct = direct_kernels(p, chosen);
+  if (because(direct, direct && is_direct(p, {0, p.Sq, 0, p.Sk}, chosen.direct_queries), chosen.direct_queries,
+              " meet rows of K and V where they are")) {
+    name_kernel("backward", p, *direct, e);
+    e.tile = number(p.Sq) + " queries x up to " + number(kDirectKeys) + " keys, " + direct->arithmetic;
+    return;
+  }
+  const Kernels& kernels = longest_backward_kernels(p, chosen, e.reasons);
+  const BackwardKernel& backward = backward_kernel(p, kernels);
+  const Tiles tiles = backward_tiles(p.D, p.Dv, kernels.elem_size, backward.strip_rows, addend_per_query(p));
+  name_kernel("backward", p, kernels, e);
+  e.tile = "blocks of " + number(tiles.queries) + " queries x " + number(tiles.keys) + " keys, in strips of " +
+           number(backward.strip_rows) + " keys x " + number(backward.panel_columns) + " queries, " +
+           kernels.arithmetic;
+}
+
 class CpuBackend final : public Backend {
  public:
   const char* name() const override { return "cpu"; }
 
   Explanation explain(const Problem& p, Pass pass, const Executor&) const override {
     Explanation e;
-    const bool forward = pass != Pass::backward, s_dmask = pass == Pass::forward_and_s_dmask;
-    const Kernels& chosen = choose_kernels(p, &e.reasons);
-    const Kernels& kernels = pass == Pass::forward ? longest_forward_kernels(p, chosen, e.reasons)
-                             : forward             ? chosen
-                                                   : longest_backward_kernels(p, chosen, e.reasons);
-    const BackwardKernel& backward = backward_kernel(p, kernels);
-    const Approach approach = s_dmask ? Approach::packed : forward_approach(p, kernels);
-    if (s_dmask) e.reasons.push_back("S_dmask is written from packed keys, however few rows meet them");
-    const Tiles tiles = forward
-                            ? forward_tiles_of(p, kernels, approach, e.reasons)
-                            : backward_tiles(p.D, p.Dv, kernels.elem_size, backward.strip_rows, addend_per_query(p));
-    const auto number = [](index_t n) { return std::to_string(n); };
     e.backend = name();
-    e.instruction_set = kernels.instruction_set;
-    e.kernel =
-        std::string("cpu.") + (forward ? "forward." : "backward.") + to_string(p.dtype) + "." + kernels.instruction_set;
-    if (pass == Pass::forward &&
-        takes_lanes(p, {0, p.Sq, 0, p.Sk}, approach, tiles, kernels.lanes.depth, kernels.elem_size)) {
-      e.tile = number(kLaneQueries) + " queries, in the lanes, x up to " + number(kernels.lanes.keys) + " keys, " +
-               kernels.arithmetic;
-      e.reasons.push_back("rows that see few keys are faster with the queries in the lanes than in strips of rows");
-    } else {
-      e.tile = "blocks of " + number(tiles.queries) + " queries x " + number(tiles.keys) + " keys, in strips of " +
-               (forward ? number(kernels.strip_rows) + " queries x " + number(kernels.panel_columns) + " keys"
-                        : number(backward.strip_rows) + " keys x " + number(backward.panel_columns) + " queries") +
-               ", " + kernels.arithmetic;
-      if (forward && takes_pairs(p, approach, kernels.paired_features))
-        e.reasons.push_back(
-            "half of the features of Q K^T go in pairs, two additions for a product, unless queries and "
-            "keys are so long that it would show");
-    }
+    const Kernels& chosen = choose_kernels(p, &e.reasons);
+    if (pass == Pass::backward)
+      explain_backward(p, chosen, e);
+    else
+      explain_forward(p, pass == Pass::forward_and_s_dmask, chosen, e);
     return e;
   }
   void forward(const ForwardProblem& f, const Executor& executor) const override {
@@ -342,10 +336,13 @@ class CpuBackend final : public Backend {
     const Problem& p = b.problem;
     const Kernels& kernels = choose_kernels(p, nullptr);
     clear_unwritten(b);
-    // By a sequence's own lengths, as forward by its rows.
-    backward_kernel(p, kernels).run(b, {kAny, kAny, {kernels.least_length, kAny.end}}, executor);
-    if (kernels.least_length > 0)
-      backward_kernel(p, short_kernels(p, kernels)).run(b, {kAny, kAny, {0, kernels.least_length}}, executor);
+    for (index_t first = has_any(p, {kAny, kAny, kAny, kAny, Sequences::Which::folded}) ? 0 : p.B; first < p.B;) {
+      const FoldedQueries folded(b, first, executor);
+      run_backward(folded.problem(), kernels, {1, kAny.end}, executor);
+      folded.unfold();
+      first = folded.sequences().end;
+    }
+    run_backward(b, kernels, kAny, executor);
     kernels.table_gradients(b, executor);
   }
   void rotate(const RotaryProblem& r, const Executor& executor) const override {
@@ -360,14 +357,5 @@ const Backend& cpu_backend() {
   static const cpu::CpuBackend backend;
   return backend;
 }
-
-std::vector<std::string> cpu_instruction_sets() {
-  std::vector<std::string> names;
-  for (int isa = 0; isa < cpu::kIsaCount; ++isa)
-    if (cpu::executable(cpu::Isa(isa))) names.emplace_back(cpu::kIsaNames[isa]);
-  return names;
-}
-
-void force_cpu_instruction_set(const std::string& name) { cpu::forced_isa.store(cpu::isa_named(name)); }
 
 }  // namespace flash_attn

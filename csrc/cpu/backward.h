@@ -15,6 +15,7 @@
 #include "core/thread_pool.h"
 #include "cpu/backward_ahead.h"
 #include "cpu/backward_gradients.h"
+#include "cpu/backward_statistics.h"
 #include "cpu/dropout_bits.h"
 #include "cpu/pack.h"
 #include "cpu/results.h"
@@ -124,22 +125,9 @@ class Backward {
     }
   }
 
-  // What a row has beside dout: delta = rowsum(dout * out) - dlse, and the LSE in log2 units; +inf makes every
-  // probability of an empty row 0.
   void load_statistics(const Rows& r, const QueryBlock& q) const {
-    const index_t at = p_.lse_offset(r.b, r.h) + r.first, padded = round_up(r.count, kWidth);
-    const Real* const lse = static_cast<const Real*>(f_.lse) + at;
-    Real* const softmax_d = static_cast<Real*>(f_.softmax_d) + at;
-    const index_t row = r.sequence.q_begin + r.first;
-    const auto rows = [&](const Operand& x) { return row_at(x, format_.size, r.b, row, r.h); };
-    format_.dot_rows(rows(f_.dout), f_.dout.row_stride * format_.size, rows(f_.out), f_.out.row_stride * format_.size,
-                     r.count, p_.Dv, q.delta);
-    const Real* const dlse = f_.dlse ? static_cast<const Real*>(f_.dlse) + at : nullptr;
-    for (index_t i = 0; i < r.count; ++i) {
-      if (dlse && std::isfinite(lse[i])) q.delta[i] -= dlse[i];
-      softmax_d[i] = q.delta[i];
-      q.lse_log2[i] = lse[i] == -kInfinity ? kInfinity : lse[i] * Real(kLog2e);
-    }
+    const index_t padded = round_up(r.count, kWidth);
+    cpu::load_statistics(f_, format_, r.b, r.h, {r.first, r.first + r.count}, q.lse_log2, q.delta, true);
     fill(q.lse_log2, r.count, padded, kInfinity);
     fill(q.delta, r.count, padded, Real(0));
   }

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "cpu/score_tables.h"
 #include "cpu/target.h"
 #include "cpu/units.h"
 
@@ -39,6 +40,34 @@ constexpr index_t most_rows(Approach approach) {
   if (approach == Approach::in_place) return kRowsTogether;
   return std::is_same_v<typename Target::Real, float> && !Target::kTiled ? 4 * Target::kRows : 0;
 }
+
+// Whether some sequences of a problem may have queries that all see all keys by the same rule, and whether one does: by
+// its own lengths, so that its bits do not depend on the others of a batch.
+FA_INLINE bool may_see_alike(const Problem& p) { return has_plain_scores(p) && !p.dropout.active; }
+FA_INLINE bool sees_alike(const Problem& p, const Sequence& sequence) {
+  return may_see_alike(p) && (p.window_left < 0 || p.window_left >= sequence.k_len - 1) &&
+         (p.window_right < 0 || p.window_right >= sequence.q_len - 1);
+}
+
+// Backward: up to how many queries of a head are met together with those of the heads that it shares keys with, as
+// those of one head (folded_queries.h), and those of which sequences are.
+inline constexpr index_t kFoldedQueries = 32;
+FA_INLINE bool may_fold(const Problem& p) { return p.group() > 1 && may_see_alike(p); }
+FA_INLINE bool is_folded(const Problem& p, const Sequence& sequence) {
+  return may_fold(p) && 0 < sequence.q_len && sequence.q_len <= kFoldedQueries && sees_alike(p, sequence);
+}
+
+// Backward: those sequences whose queries, up to so many, meet K and V where they are (backward_direct.h).
+FA_INLINE bool may_be_direct(const Problem& p) { return p.group() == 1 && p.softcap == 0 && may_see_alike(p); }
+FA_INLINE bool is_direct(const Problem& p, const Sequence& sequence, index_t most) {
+  return may_be_direct(p) && 0 < sequence.q_len && sequence.q_len <= most && sees_alike(p, sequence);
+}
+// How many are faster so than by a target's blocks.
+template <class Target>
+inline constexpr index_t kDirectQueries = Target::kTiled          ? Target::kParts == 1 ? 12 : 24
+                                          : Target::Simd::W == 16 ? 32
+                                                                  : 20;
+inline constexpr index_t kMostDirectQueries = 32;
 
 // Rows of a strip that products take, of a block of so many: as few as there are, if a tile holds them all.
 template <class Target>

@@ -32,6 +32,10 @@ struct Kernels {
   void (*forward)(const ForwardProblem&, const Sequences&, const Executor&);
   // In strips of most rows, and in tall ones where some core gains by them (TallStrips): perhaps the same.
   BackwardKernel backward, tall;
+  // Most queries that are faster met where K and V are, by these kernels' own way, which those have whose multiplicands
+  // are fp32, or by others'.
+  index_t direct_queries;
+  void (*backward_direct)(const BackwardProblem&, const Sequences&, const Executor&);
   // Of learnable_sink and attn_bias, where these are asked for; reads backward's softmax_d.
   void (*table_gradients)(const BackwardProblem&, const Executor&);
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/backward.h"
+#include "cpu/backward_direct.h"
 #include "cpu/forward.h"
 #include "cpu/isa.h"
 #include "cpu/table_gradients.h"
@@ -15,6 +16,10 @@ void run_forward(const ForwardProblem& problem, const Sequences& sequences, cons
 template <class Target>
 void run_backward(const BackwardProblem& problem, const Sequences& sequences, const Executor& executor) {
   Backward<Target>(problem, sequences, executor).run();
+}
+template <class Target>
+void run_backward_direct(const BackwardProblem& problem, const Sequences& sequences, const Executor& executor) {
+  if constexpr (kHasBackwardDirect<Target>) BackwardDirect<Target>(problem, sequences, executor).run();
 }
 template <class Target>
 void run_table_gradients(const BackwardProblem& problem, const Executor& executor) {
@@ -38,6 +43,8 @@ constexpr Kernels kernels_of(const char* instruction_set, const char* arithmetic
           run_forward<Target>,
           {Target::kRows, Target::kPanel, run_backward<Target>},
           {TallStrips<Target>::kRows, TallStrips<Target>::kPanel, run_backward<TallStrips<Target>>},
+          std::is_same_v<typename Target::Real, float> ? kDirectQueries<Target> : 0,
+          kHasBackwardDirect<Target> ? run_backward_direct<Target> : nullptr,
           run_table_gradients<Target>};
 }
 
@@ -59,6 +66,8 @@ constexpr Kernels direct_tile_kernels_of(const char* instruction_set, const char
           run_forward<Target>,
           {},
           {},
+          0,
+          nullptr,
           nullptr};
 }
 

@@ -1,17 +1,28 @@
 #include "cpu/units.h"
 
+#include "cpu/few_rows.h"
+
 namespace flash_attn::cpu {
 
-bool Sequences::have(const Sequence& sequence, index_t group) const {
-  const auto in = [](index_t n, Range range) { return range.begin <= n && n < range.end; };
-  return in(rows_together(sequence.q_len, group), rows) && in(sequence.k_len, keys) &&
-         in(shorter_length(sequence.q_len, sequence.k_len, group), lengths);
+bool Sequences::have(const Problem& p, const Sequence& sequence) const {
+  const index_t group = p.group();
+  const auto is_which = [&] {
+    switch (which) {
+      case Which::folded: return is_folded(p, sequence);
+      case Which::direct: return is_direct(p, sequence, direct_queries);
+      case Which::others: return !is_folded(p, sequence) && !is_direct(p, sequence, direct_queries);
+      default: return true;
+    }
+  };
+  return rows.has(rows_together(sequence.q_len, group)) && keys.has(sequence.k_len) &&
+         lengths.has(shorter_length(sequence.q_len, sequence.k_len, group)) && queries.has(sequence.q_len) &&
+         is_which();
 }
 
 Units::Units(const Problem& p, const Sequences& sequences) : p_(p), sequences_(new index_t[std::size_t(p.B)]) {
   for (index_t b = 0; b < p.B; ++b) {
     const Sequence sequence = p.sequence(b);
-    if (!sequences.have(sequence, p.group())) continue;
+    if (!sequences.have(p, sequence)) continue;
     sequences_[count_++] = b;
     longest_q_ = max_of(longest_q_, sequence.q_len);
     longest_k_ = max_of(longest_k_, sequence.k_len);

@@ -33,11 +33,15 @@ FA_INLINE index_t shorter_length(index_t queries, index_t keys, index_t group) {
 
 inline constexpr Range kAny{0, std::numeric_limits<index_t>::max()};
 
-// The sequences that kernels are for: ranges of rows_together, of keys and of shorter_length.
+// The sequences that kernels are for: ranges of rows_together, of keys, of shorter_length and of queries, and for
+// backward which of all (few_rows.h), where up to so many queries are direct.
 struct Sequences {
-  Range rows = kAny, keys = kAny, lengths = kAny;
+  enum class Which { all, folded, direct, others };
+  Range rows = kAny, keys = kAny, lengths = kAny, queries = kAny;
+  Which which = Which::all;
+  index_t direct_queries = 0;
 
-  bool have(const Sequence& sequence, index_t group) const;
+  bool have(const Problem& p, const Sequence& sequence) const;
 };
 
 class Units {

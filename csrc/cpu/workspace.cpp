@@ -43,7 +43,8 @@ thread_local KeptBlock kept;
 
 }  // namespace
 
-Workspace::Workspace(index_t bytes) : bytes_(max_of<index_t>(bytes, 1)), kept_(bytes <= kept_bytes() && !kept.in_use) {
+Workspace::Workspace(index_t bytes, Keep keep)
+    : bytes_(max_of<index_t>(bytes, 1)), kept_(keep == Keep::yes && bytes <= kept_bytes() && !kept.in_use) {
   if (!kept_) {
     data_ = allocate(bytes_);
     return;

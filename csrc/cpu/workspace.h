@@ -30,7 +30,9 @@ class Carver {
 /// At least `bytes` bytes, aligned to a cache line, contents undefined. Throws std::bad_alloc.
 class Workspace {
  public:
-  explicit Workspace(index_t bytes);
+  // Whether the thread's own block may be taken, which is better left to the larger one of two.
+  enum class Keep { yes, no };
+  explicit Workspace(index_t bytes, Keep keep = Keep::yes);
   ~Workspace();
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
