@@ -16,23 +16,26 @@ import flash_attn
 
 every_isa = pytest.mark.parametrize("isa", instruction_sets.KNOWN, indirect=True)
 
-# Up to the most queries that are direct (12, 20, 24 or 32 by the instruction set) or folded (32), and beyond.
+# Sq, H, Hk, Sk, D, Dv: up to the most queries that are direct (12, 20, 24 or 32 by the instruction set) or folded (32),
+# and beyond; keys of a range and of several.
 FEW = [
-    Case(lengths=((Sq, Sk),) * B, H=H, Hk=Hk, D=D, Dv=Dv)
-    for (Sq, H, Hk, B), Sk, (D, Dv) in zip(
-        [
-            (1, 1, 1, 3),
-            (2, 6, 2, 2),
-            (3, 4, 1, 2),
-            (5, 8, 2, 1),
-            (7, 2, 2, 2),
-            (12, 2, 2, 1),
-            (13, 1, 1, 2),
-            (20, 3, 3, 1),
-        ]
-        + [(21, 2, 2, 1), (24, 1, 1, 1), (25, 1, 1, 1), (32, 2, 2, 1), (32, 4, 2, 1), (33, 4, 2, 1), (16, 16, 1, 1)],
-        [1, 2, 15, 129, 256, 257, 1100, 2100, 130, 300, 64, 513, 77, 200, 640],
-        [(64, None), (1, 1), (17, 40), (128, 36), (96, 100), (257, 8), (40, None), (8, 72)] * 2,
+    Case(lengths=((Sq, Sk),) * 2, H=H, Hk=Hk, D=D, Dv=Dv)
+    for Sq, H, Hk, Sk, D, Dv in (
+        (1, 1, 1, 1, 64, None),
+        (2, 6, 2, 2, 1, 1),
+        (3, 4, 1, 15, 17, 40),
+        (5, 8, 2, 129, 72, 36),
+        (7, 2, 2, 256, 96, 100),
+        (12, 2, 2, 257, 257, 8),
+        (13, 1, 1, 1100, 40, None),
+        (20, 3, 3, 2100, 8, 72),
+        (21, 2, 2, 130, 64, None),
+        (24, 1, 1, 300, 1, 1),
+        (25, 1, 1, 64, 17, 40),
+        (32, 2, 2, 513, 128, 36),
+        (32, 4, 2, 77, 96, 100),
+        (33, 4, 2, 200, 257, 8),
+        (16, 16, 1, 640, 40, None),
     )
 ]
 SETTINGS = [
