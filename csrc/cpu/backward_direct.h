@@ -71,7 +71,6 @@ class BackwardDirect {
   using Simd = typename Target::Simd;
   using V = typename Simd::V;
   static constexpr index_t kRows = Target::kRows, kPadded = round_up(kMostDirectQueries, kRows);
-  static constexpr index_t kMostRangeKeys = 1024;
   // Scores of a key block are read a few keys beyond its end (store_key_block).
   static constexpr index_t kScores = kPadded * kDirectKeys + 8;
 
@@ -136,13 +135,7 @@ class BackwardDirect {
     if (dtype == DType::bf16) return store_keys<Target, BFloat16>;
     return store_keys<Target, float>;
   }
-  // Keys of a range, of a sequence of so many: as few as keep many threads busy, whatever the others of a batch are.
-  index_t range_keys(index_t keys) const {
-    constexpr index_t kTasks = 16, kLeast = 2 * kDirectKeys;
-    const index_t for_tasks = ceil_div(keys, ceil_div(kTasks, p_.Hk));
-    return min_of(max_of(for_tasks, kLeast), kMostRangeKeys);
-  }
-  index_t ranges_of(index_t keys) const { return max_of<index_t>(1, ceil_div(keys, range_keys(keys))); }
+  index_t ranges_of(index_t keys) const { return max_of<index_t>(1, ceil_div(keys, direct_range_keys(p_, keys))); }
   index_t most_ranges() const {
     index_t most = 1;
     for (index_t unit = 0; unit < units_.count(); unit += p_.Hk)
@@ -167,8 +160,8 @@ class BackwardDirect {
   Scratch carve(char* base) const {
     Carver c(base);
     Scratch s{};
-    s.k_rows = c.take<const void*>(kMostRangeKeys + kRowsAhead);
-    s.v_rows = c.take<const void*>(kMostRangeKeys + kRowsAhead);
+    s.k_rows = c.take<const void*>(kInPlaceKeys + kRowsAhead);
+    s.v_rows = c.take<const void*>(kInPlaceKeys + kRowsAhead);
     s.q = c.take<Elem>(kPadded * stride_);
     s.dout = c.take<Elem>(kPadded * v_stride_);
     s.lse_log2 = c.take<Real>(kPadded);
@@ -187,7 +180,7 @@ class BackwardDirect {
   }
 
   void attend(const Rows& r, index_t range, Real* dq, const Scratch& s) const {
-    const index_t of_range = range_keys(r.sequence.k_len);
+    const index_t of_range = direct_range_keys(p_, r.sequence.k_len);
     const Range keys{range * of_range, min_of((range + 1) * of_range, r.sequence.k_len)};
     std::fill_n(dq, rows_held() * stride_, Real(0));
     load_queries(r, range == 0, s);

@@ -50,11 +50,13 @@ FA_INLINE bool sees_alike(const Problem& p, const Sequence& sequence) {
 }
 
 // Backward: up to how many queries of a head are met together with those of the heads that it shares keys with, as
-// those of one head (folded_queries.h), and those of which sequences are.
+// those of one head (folded_queries.h), and those of which sequences are. To copy them takes longer than it saves where
+// they meet as few keys.
 inline constexpr index_t kFoldedQueries = 32;
 FA_INLINE bool may_fold(const Problem& p) { return p.group() > 1 && may_see_alike(p); }
 FA_INLINE bool is_folded(const Problem& p, const Sequence& sequence) {
-  return may_fold(p) && 0 < sequence.q_len && sequence.q_len <= kFoldedQueries && sees_alike(p, sequence);
+  return may_fold(p) && 0 < sequence.q_len && sequence.q_len <= min_of(kFoldedQueries, sequence.k_len - 1) &&
+         sees_alike(p, sequence);
 }
 
 // Backward: those sequences whose queries, up to so many, meet K and V where they are (backward_direct.h).
@@ -68,6 +70,14 @@ inline constexpr index_t kDirectQueries = Target::kTiled          ? Target::kPar
                                           : Target::Simd::W == 16 ? 32
                                                                   : 20;
 inline constexpr index_t kMostDirectQueries = 32;
+
+// Keys of a range that is merged with others, of a sequence of so many, where rows of K and V are read where they are:
+// fewer in short sequences whose key heads are few, so that a single one keeps many threads busy.
+FA_INLINE index_t direct_range_keys(const Problem& p, index_t keys) {
+  constexpr index_t kTasks = 16, kLeast = 2 * kDirectKeys;
+  const index_t for_tasks = ceil_div(keys, ceil_div(kTasks, p.Hk));
+  return min_of(max_of(for_tasks, kLeast), kInPlaceKeys);
+}
 
 // Rows of a strip that products take, of a block of so many: as few as there are, if a tile holds them all.
 template <class Target>

@@ -170,12 +170,9 @@ struct ForwardPlan {
     return heads * queries;
   }
 
-  // Keys of a range that is merged with others, of a sequence of so many: where rows are read where they are, fewer in
-  // short sequences whose key heads are few, so that a single one keeps many threads busy.
+  // Keys of a range that is merged with others, of a sequence of so many.
   index_t range_keys(index_t keys) const {
-    constexpr index_t kTasks = 16, kLeast = 2 * kDirectKeys;
-    const index_t for_tasks = ceil_div(keys, ceil_div(kTasks, p.Hk));
-    return approach == Approach::direct ? min_of(max_of(for_tasks, kLeast), kInPlaceKeys) : kInPlaceKeys;
+    return approach == Approach::direct ? direct_range_keys(p, keys) : kInPlaceKeys;
   }
 
   Tiles tiles_for(int threads) const {

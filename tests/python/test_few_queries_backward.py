@@ -99,7 +99,7 @@ def test_bits_depend_on_nothing_else(settings, H, isa):
 
 def test_more_queries_than_are_copied_at_a_time():
     """Folded rows of more than 8 MB, by some sequences after others; dense and packed."""
-    case = Case(lengths=((30, 3),) * 20, H=32, Hk=2, D=128)
+    case = Case(lengths=((30, 33),) * 20, H=32, Hk=2, D=128)
     harness.check(case)
     harness.check(replace(case, varlen=True))
 
@@ -124,10 +124,8 @@ def test_results_are_left_alone_between_rows():
 @every_isa
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_explained(dtype, isa):
-    def reasons(queries, H, **settings):
-        q, k = (
-            torch.zeros(1, n, heads, 64, dtype=harness.TORCH_DTYPES[dtype]) for n, heads in ((queries, H), (300, 2))
-        )
+    def reasons(queries, H, Sk=300, **settings):
+        q, k = (torch.zeros(1, n, heads, 64, dtype=harness.TORCH_DTYPES[dtype]) for n, heads in ((queries, H), (Sk, 2)))
         found = flash_attn.explain(q.requires_grad_(), k, k, **settings).backward
         return found.tile, " ".join(found.reasons)
 
@@ -141,4 +139,5 @@ def test_explained(dtype, isa):
     assert folded not in reasons(33, 6)[1] and direct not in reasons(33, 2)[1]
     for settings in ({"causal": True}, {"window_size": (40, 9)}, {"dropout_p": 0.1}):
         assert folded not in reasons(3, 6, **settings)[1] and direct not in reasons(3, 2, **settings)[1]
+    assert folded not in reasons(30, 6, Sk=30)[1] and folded in reasons(29, 6, Sk=30)[1]
     assert direct in reasons(1, 6, causal=True)[1] and direct not in reasons(1, 2, softcap=9.0)[1]
