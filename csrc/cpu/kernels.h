@@ -28,6 +28,7 @@ void run_table_gradients(const BackwardProblem& problem, const Executor& executo
 }
 template <class Target>
 constexpr Kernels kernels_of(const char* instruction_set, const char* arithmetic) {
+  static_assert(kDirectQueries<Target> <= kMostDirectQueries, "BackwardDirect has memory for so many");
   return {instruction_set,
           arithmetic,
           Target::kRows,

@@ -108,17 +108,15 @@ def test_results_are_left_alone_between_rows():
     """Gradients go to rows of q's own strides; what lies between them is somebody else's."""
     q = torch.randn(2, 3, 4, 32)[..., :24].requires_grad_()
     k, v = (torch.randn(2, 70, 2, 24).requires_grad_() for _ in range(2))
-    out = flash_attn.flash_attn_func(q, k, v)
+    out, lse, _ = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True)
     buffers = [torch.full((2, n, heads, 32), 7.0) for n, heads in ((3, 4), (70, 2), (70, 2))]
-    lse = torch.logsumexp(torch.einsum("bqhd,bkhd->bhqk", q, k.repeat_interleave(2, 2)) * 24**-0.5, -1)
     flash_attn.flash_attn_interface.flash_attn_gpu.bwd(
         torch.ones_like(out), q.detach(), k.detach(), v.detach(), out.detach(), lse.detach(),
         *(x[..., :24] for x in buffers), None, 0.0, 24**-0.5, False, -1, -1, 0.0, False, None, None,
     )  # fmt: skip
     expected = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
     for buffer, grad in zip(buffers, expected):
-        assert (buffer[..., 24:] == 7).all()
-        torch.testing.assert_close(buffer[..., :24], grad, rtol=1e-4, atol=1e-5)
+        assert (buffer[..., 24:] == 7).all() and torch.equal(buffer[..., :24], grad)
 
 
 @every_isa
