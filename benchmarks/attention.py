@@ -14,6 +14,7 @@ On the CPU the rows come in suites, each row with what it must reach:
   threads   two threads over one
   avx2      dense, with this package, torch, oneDNN and MKL held to AVX2
   train     a training step of examples/train_gpt.py against the same with torch's SDPA
+  models    layers of well-known models, against torch; only when asked for
   drawn     problems drawn at random, against torch; only when asked for
 
 All calls of a row are timed in turn (ours, peer, ours, peer, ...), so that a machine that slows down slows both, and
@@ -35,6 +36,7 @@ import sys
 import avx2
 import combine
 import drawn_suite
+import models_suite
 import report
 import torch
 import torch.nn.functional as F
@@ -64,9 +66,12 @@ SUITES = {
     "threads": threads_rows,
     "avx2": avx2_rows,
     "train": train_rows,
+    "models": models_suite.models_rows,
     "drawn": drawn_suite.drawn_rows,
 }
-WHEN_ASKED = ("drawn",)
+WHEN_ASKED = ("models", "drawn")
+# What --plot draws: the first of these that runs.
+PLOTS = {"dense": report.plot, "models": models_suite.plot, "drawn": drawn_suite.plot}
 SWEEP = [2**power for power in range(7, 15)]  # 128 to 16384
 SET_UP_SECONDS = 3.0  # per row
 DENSE_ONLY = ("head_dims", "lengths", "batch", "heads", "sweep")
@@ -107,7 +112,7 @@ def parser():
     add(
         "--plot",
         metavar="FILE",
-        help="draw GFLOP/s of the dense rows over S; without these, ratios of the drawn ones (needs matplotlib)",
+        help="draw GFLOP/s of the dense rows over S; without these, ratios of models or drawn ones (needs matplotlib)",
     )
     add("--fail-under", type=float, metavar="R", help="exit with status 1 if a ratio to the peer is below R")
     add("--check-required", action="store_true", help="exit with status 1 if a row misses what it must reach")
@@ -166,7 +171,7 @@ def refuse(args, error):
     if others and (args.device == "cuda" or args.against == "none"):
         error(f"--suites {' '.join(others)}: these are for --device cpu --against torch; --suites dense is for all")
     suites = args.suites or ["dense"]
-    of_suites = {**dict.fromkeys(DENSE_ONLY, ["dense"]), "plot": ["dense", "drawn"]}
+    of_suites = {**dict.fromkeys(DENSE_ONLY, ["dense"]), "plot": list(PLOTS)}
     of_suites.update(dict.fromkeys(("draw", "seed"), ["drawn"]))
     for name, needed in of_suites.items():
         value = getattr(args, name)
@@ -260,12 +265,11 @@ def main(arguments):
             report.write_json(args.json, where, done)
         show(report.line(row))
         sys.stdout.flush()
-    drawn = [row for row in rows if row.suite == "drawn"]
-    if args.plot and "dense" in args.suites:
-        report.plot([row for row in rows if row.suite == "dense"], args.against, args.plot)
-    elif args.plot:
-        drawn_suite.plot(drawn, args.plot)
+    if args.plot:
+        suite = next(suite for suite in PLOTS if suite in args.suites)
+        PLOTS[suite]([row for row in rows if row.suite == suite], args.against, args.plot)
     if PEERS[args.against]:
+        drawn = [row for row in rows if row.suite == "drawn"]
         print("", *report.summary(rows), *drawn_suite.summary(drawn), sep="\n")
     return status(rows, args)
 

@@ -160,7 +160,7 @@ def summary(rows):
     return [*lines, "\nleast:", *(f"{row.ratio:>8.2f} {row.name}" for row in slowest)]
 
 
-def plot(rows, path):
+def plot(rows, against, path):
     """Each problem's ratio over torch's time, one panel per direction."""
     import matplotlib
 
@@ -175,8 +175,8 @@ def plot(rows, path):
             times = [row.peer_median * 1e6 for row in points]
             axes.plot(times, [row.ratio for row in points], ".", label=dtype)
         axes.axhline(1, color="black", linewidth=0.8)
-        axes.set(title=direction, xlabel="torch, microseconds", xscale="log", yscale="log")
-    grid[0][0].set_ylabel("torch's time over ours")
+        axes.set(title=direction, xlabel=f"{against}, microseconds", xscale="log", yscale="log")
+    grid[0][0].set_ylabel(f"{against}'s time over ours")
     grid[0][-1].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -23,6 +23,7 @@
 #define FA_NOP() __nop()
 #define FA_PREFETCH(address) _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0)
 #define FA_PREFETCH_L2(address) _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T1)
+#define FA_UNROLL_BY_4
 #else
 #define FA_INLINE FA_HOST_DEVICE inline __attribute__((always_inline))
 #define FA_NOINLINE __attribute__((noinline))
@@ -32,6 +33,11 @@
 #define FA_NOP() __asm__ volatile("nop")
 #define FA_PREFETCH(address) __builtin_prefetch(address)
 #define FA_PREFETCH_L2(address) __builtin_prefetch(address, 0, 2)
+#if defined(__clang__)
+#define FA_UNROLL_BY_4 _Pragma("clang loop unroll_count(4)")  // Before a loop.
+#else
+#define FA_UNROLL_BY_4 _Pragma("GCC unroll 4")
+#endif
 #endif
 
 namespace flash_attn {

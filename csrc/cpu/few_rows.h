@@ -79,6 +79,22 @@ FA_INLINE index_t direct_range_keys(const Problem& p, index_t keys) {
   return min_of(max_of(for_tasks, kLeast), kInPlaceKeys);
 }
 
+// Key heads of a sequence, `most` at most, that a task meets side by side where rows of K and V are read where they
+// are: in the order of memory. Fewer where several threads would have less than four tasks each, of all `ranges` of a
+// key head. Two threads that begin at once need no more than one each, if those end together; four and more took up
+// to 1.4 times as long so, and so do two that have to wake first (docs/cpu-decoding.md).
+FA_INLINE index_t heads_side_by_side(index_t Hk, index_t most, index_t ranges, const Executor& executor) {
+  const index_t threads = executor.num_threads;
+  const bool at_once = threads == 1 || (threads == 2 && executor.waits_awake);
+  const auto suffices = [&](index_t heads) {
+    const bool by_count = ceil_div(ranges / heads, threads) * heads == ceil_div(ranges, threads);
+    return ranges >= 4 * threads * heads || (at_once && by_count);
+  };
+  index_t heads = min_of(Hk, most);
+  while (heads > 1 && (Hk % heads > 0 || !suffices(heads))) --heads;
+  return heads;
+}
+
 // Rows of a strip that products take, of a block of so many: as few as there are, if a tile holds them all.
 template <class Target>
 FA_INLINE constexpr index_t rows_of_products(index_t rows) {

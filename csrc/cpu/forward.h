@@ -217,14 +217,10 @@ class Forward {
     return begin(nth / blocks, in_unit / plan_.query_blocks * plan_.heads, in_unit % plan_.query_blocks, s);
   }
 
-  // Key heads that a task works on side by side when it reads K and V directly; they are of one sequence. Fewer where
-  // several threads would have less than four tasks each.
+  // Key heads that a task works on, `most` at most.
   index_t slots_of(index_t most, index_t splits) const {
     if (plan_.approach != Approach::direct) return 1;
-    const index_t threads = executor_.num_threads, tasks = threads > 1 ? 4 * threads : 1;
-    index_t slots = min_of(p_.Hk, most);
-    while (slots > 1 && (p_.Hk % slots > 0 || units_.count() * splits < slots * tasks)) --slots;
-    return slots;
+    return heads_side_by_side(p_.Hk, most, units_.count() * splits, executor_);
   }
 
   // Ranges of a sequence of so many keys.

@@ -148,10 +148,12 @@ class ForwardStrips {
     return maxima;
   }
 
-  // Hides what rows of a plain strip do not see, and takes the columns that were not watched into the maxima.
-  void hide(const Block& block, index_t r, const Columns& c, Range watched, V (&top)[kRows], Real* x) const {
-    V begin[kRows], end[kRows];
-    for (index_t t = 0; t < kRows; ++t) {
+  // Hides what N rows of a plain strip, from row r on, do not see, and takes the columns that were not watched into the
+  // maxima.
+  template <int N>
+  void hide(const Block& block, index_t r, const Columns& c, Range watched, V (&top)[N], Real* x) const {
+    V begin[N], end[N];
+    for (index_t t = 0; t < N; ++t) {
       const Range seen = block.rule(r + t).visible_keys(block.query(r + t));
       begin[t] = V(Real(seen.begin - c.origin)), end[t] = V(Real(seen.end - c.origin));
     }
@@ -161,7 +163,7 @@ class ForwardStrips {
       for (index_t n = columns.begin; n < columns.end; n += W) {
         const bool all = c.inner.begin <= n && n < c.inner.end;
         const V column = V(Real(n)) + Simd::iota();
-        for (index_t t = 0; t < kRows; ++t) {
+        for (index_t t = 0; t < N; ++t) {
           Real* const at = x + t * stride_ + n;
           V score = Simd::load(at);
           if (!all) {
@@ -188,14 +190,24 @@ class ForwardStrips {
     if (!scores_.columns(block, origin, {r, min_of(r + kRows, block.rows)}, c)) return;
     if constexpr (kOverlaps)
       if (block.rows - r >= kRows && !p_.dropout.active) return weigh_and_multiply(block, r, c, s);
-    if (fresh(r, s)) clear(r, s);
+    const bool first_sum = fresh(r, s);
     if constexpr (Target::kTiled) {
+      if (first_sum) clear(r, s);
       tiled_(block, r, c, s);
     } else {
+      ask_for_queries(block, r + kRows, s);
       dot_products(block, r, c, s);
       weigh(block, r, c, s);
-      multiply_values(block, r, c, 0, false, s);
+      multiply_values(block, r, c, 0, first_sum, s);
     }
+  }
+
+  // Those of the strip at row r that are read where they are: too far apart for the processor's own prefetchers. GCC
+  // 12 drops calls of a function that does nothing but prefetch, unless it is inlined.
+  FA_INLINE void ask_for_queries(const Block& block, index_t r, const Scratch& s) const {
+    if (block.q == s.rows) return;
+    for (index_t t = r; t < min_of(r + kRows, block.rows); ++t)
+      prefetch_row(block.q + t * block.q_stride, p_.D * index_t(sizeof(Elem)));
   }
 
   // O += P V in features from `first` on.
@@ -269,22 +281,26 @@ class ForwardStrips {
                                         const Scratch& s) const {
     Real* const x = s.scores + n * stride_;
     V top[N];
-    bool searched = !c.uniform();
-    if (c.uniform()) {
+    if (c.plain) {
       for (int t = 0; t < N; ++t) {
         cap_scores<Target>(block.rules[0], x + t * stride_, {c.begin, c.end});
         shifts.factor[t] = block.rules[0].factor();
         top[t] = V(-kInfinity);
       }
+      if (c.uniform())
+        search(x, {c.begin, c.end}, top);
+      else
+        hide(block, r + n, c, {c.begin, c.begin}, top, x);
     } else {
+      bool searched = true;
       for (int t = 0; t < N; ++t) {
         const auto scaled = scores_.mask_and_transform(block, r + n + t, c, x + t * stride_, s);
         shifts.factor[t] = scaled.factor;
         top[t] = scaled.top;
         searched = searched && scaled.searched;
       }
+      if (!searched) search(x, {c.begin, c.end}, top);
     }
-    if (!searched) search(x, {c.begin, c.end}, top);
     raise(s, r + n, top, shifts);
     return exponentials(n, c, shifts, s);
   }

@@ -40,6 +40,12 @@ inline constexpr index_t kDepthCut = max_of<index_t>(2 * Target::Format::kStep, 
 template <class Target, int N, bool Accumulate>
 inline constexpr int kChains = Accumulate && N * Target::kRows <= 8 ? 2 : 1;
 
+// Whether loops over k-steps are unrolled. A core that runs another thread too takes in half as many instructions a
+// cycle: those of 12 products of 256 bits, with a loop's own, cost a Zen 3 up to a tenth then (docs/cpu-avx2.md). 16 of
+// 512 bits take longer than all of theirs.
+template <class Target>
+inline constexpr bool kUnrolls = Target::Simd::W == 8 && !Target::kPortable;
+
 // Work that runs inside of products, in the pipelines that they leave idle: beside(integral_constant<int, i>) for i = 0
 // .. kParts - 1 in turn, kPartsOfStep in each k-step, as long as there is more(). In small parts, so that few
 // instructions in a row wait for each other: a core that runs another thread too looks half as far ahead (Software
@@ -112,6 +118,10 @@ FA_INLINE void multiply_panel(index_t first_step, index_t last_step, A a, const 
               });
             },
             std::make_integer_sequence<int, Steps>());
+    }
+    if constexpr (Chains == 1 && kUnrolls<Target>) {
+      FA_UNROLL_BY_4
+      for (; step < end; ++step) one_step(sum[0]);
     }
     for (; step + Chains <= end; step += Chains)
       for (auto& chain : sum) one_step(chain);
@@ -229,8 +239,16 @@ FA_NOINLINE void multiply_panels(index_t panels, index_t steps, StripA<typename 
       for (V& vector : row) vector = V(typename Target::Real(0));
     see.begin_panel();
     const auto* step = a.data;
-    for (index_t i = 0; i < steps; ++i, step += a.step_stride, b += N * W * Target::Format::kStep)
+    const auto one_step = [&] {
       multiply_step<Target, N>(step, a.row_stride, b, sum);
+      step += a.step_stride, b += N * W * Target::Format::kStep;
+    };
+    if constexpr (kUnrolls<Target>) {
+      FA_UNROLL_BY_4
+      for (index_t i = 0; i < steps; ++i) one_step();
+    } else {
+      for (index_t i = 0; i < steps; ++i) one_step();
+    }
     store_and_show<Target, N>(sum, c, c_stride, see);
   }
   watch = see;

@@ -86,6 +86,7 @@ Executor executor_for(const at::Device& device) {
   }
   executor.gpu.runtime = simulation.load(std::memory_order_relaxed);
   executor.num_threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  executor.waits_awake = true;
   executor.run = [](void*, int n, void (*body)(void* arg, int worker), void* arg) {
     at::parallel_for(0, n, 1, [=](std::int64_t begin, std::int64_t end) {
       for (auto worker = begin; worker < end; ++worker) body(arg, static_cast<int>(worker));

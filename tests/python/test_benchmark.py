@@ -121,6 +121,22 @@ def test_drawn_problems_are_the_seeds(tmp_path, documented):
     assert first == names(1) != names(2)
 
 
+@needs_sdpa
+def test_models_are_timed_and_drawn(tmp_path, documented):
+    """Both directions of each of two models in the dtypes asked for, as documented, and a plot of them."""
+    pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
+    path, plot = tmp_path / "models.json", tmp_path / "models.png"
+    models = ("--suites", "models", "--dtypes", "fp16", "fp32", "--rows", "CLIP-text", "Whisper-cross")
+    benchmark(*models, "--json", str(path), "--plot", str(plot))
+    rows = json.loads(path.read_text())["rows"]
+    assert all(set(row) <= set(documented) for row in rows)
+    assert len({row["name"] for row in rows}) == len(rows) == 2 * 2 * 2
+    sizes = {row["name"].split()[2]: (row["B"], row["H"], row["Hk"], row["D"], row["mask"]) for row in rows}
+    assert sizes == {"CLIP-text": (8, 12, 12, 64, "causal"), "Whisper-cross": (1, 20, 20, 64, "full")}
+    assert {row["Sq"] for row in rows if "Whisper-cross" in row["name"]} == {1}
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.fixture
 def documented():
     """The fields of README.md's table of a row: name to (type, where it is present)."""
@@ -320,7 +336,7 @@ def test_required_rows_are_all_there(modules):
     assert {row.required for row in rows["dims"]} == {0.85, 0.75}
     assert {row.required for row in rows["features"]} == {1.15, 1.25, 1.35}
     assert {row.required for row in rows["decode"]} == {0.7, 2.5, None}
-    assert {row.required for suite in ("few", "uneven", "calls", "drawn") for row in rows[suite]} == {None}
+    assert {row.required for suite in ("few", "uneven", "calls", "models", "drawn") for row in rows[suite]} == {None}
     assert {row.required for row in rows["threads"]} == {1.85, 1.7}
     assert {row.required for suite in ("small", "train") for row in rows[suite]} == {1.0}
     swept = attention.parse_arguments(["--sweep"])

@@ -145,6 +145,7 @@ struct Executor {
   void (*run)(void* context, int n, void (*body)(void* arg, int worker), void* arg) = nullptr;
   void* context = nullptr;
   GpuQueue gpu;
+  bool waits_awake = false;  ///< Its threads begin at once, as OpenMP's do, which spin for a while between calls.
 };
 
 /// The library's own pool with that many threads (0: one per hardware thread). Safe after fork.
