@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from problems import DIRECTIONS, DTYPES, call_of, one_head
 from reference import deviation, exact_dtype, exact_head
+from report import panels_by_direction
 from rows import Calls, Row
 
 import flash_attn
@@ -162,21 +163,12 @@ def summary(rows):
 
 def plot(rows, against, path):
     """Each problem's ratio over torch's time, one panel per direction."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    there = [direction for direction in DIRECTIONS if any(row.setting["direction"] == direction for row in rows)]
-    figure, grid = pyplot.subplots(1, len(there), figsize=(6 * len(there), 5), sharey=True, squeeze=False)
-    for axes, direction in zip(grid[0], there):
-        for dtype in DTYPES:
-            points = [row for row in rows if (row.dtype, row.setting["direction"]) == (dtype, direction)]
-            times = [row.peer_median * 1e6 for row in points]
-            axes.plot(times, [row.ratio for row in points], ".", label=dtype)
-        axes.axhline(1, color="black", linewidth=0.8)
-        axes.set(title=direction, xlabel=f"{against}, microseconds", xscale="log", yscale="log")
-    grid[0][0].set_ylabel(f"{against}'s time over ours")
-    grid[0][-1].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    with panels_by_direction(rows, 5, path) as panels:
+        for axes, of_direction in panels:
+            for dtype in DTYPES:
+                points = [row for row in of_direction if row.dtype == dtype]
+                times = [row.peer_median * 1e6 for row in points]
+                axes.plot(times, [row.ratio for row in points], ".", label=dtype)
+            axes.axhline(1, color="black", linewidth=0.8)
+            axes.set(xlabel=f"{against}, microseconds", xscale="log", yscale="log")
+        panels[0][0].set_ylabel(f"{against}'s time over ours")

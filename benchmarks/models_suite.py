@@ -6,6 +6,7 @@ from functools import partial
 
 from drawn_suite import Drawn, drawn_calls
 from problems import DIRECTIONS
+from report import panels_by_direction
 from rows import Row
 
 WHOLE = 2048  # Lengths below are of a run with this S.
@@ -62,26 +63,16 @@ def models_rows(options):
 
 def plot(rows, against, path):
     """A bar for each row's ratio, one panel per direction."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    there = [direction for direction in DIRECTIONS if any(row.setting["direction"] == direction for row in rows)]
     names = list(dict.fromkeys(row.name.split()[2] for row in rows))
     dtypes = list(dict.fromkeys(row.dtype for row in rows))
     height = 0.8 / len(dtypes)
-    size = (6 * len(there), 1.5 + 0.4 * len(names))
-    figure, grid = pyplot.subplots(1, len(there), figsize=size, sharey=True, squeeze=False)
-    for axes, direction in zip(grid[0], there):
-        for nth, dtype in enumerate(dtypes):
-            bars = [row for row in rows if (row.dtype, row.setting["direction"]) == (dtype, direction)]
-            at = [names.index(row.name.split()[2]) + (nth - (len(dtypes) - 1) / 2) * height for row in bars]
-            axes.barh(at, [row.ratio for row in bars], height, label=dtype)
-        axes.axvline(1, color="black", linewidth=0.8)
-        axes.set(title=direction, xlabel=f"{against}'s time over ours", xscale="log")
-    grid[0][0].set_yticks(range(len(names)), names)
-    grid[0][0].invert_yaxis()
-    grid[0][-1].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    with panels_by_direction(rows, 1.5 + 0.4 * len(names), path) as panels:
+        for axes, of_direction in panels:
+            for nth, dtype in enumerate(dtypes):
+                bars = [row for row in of_direction if row.dtype == dtype]
+                at = [names.index(row.name.split()[2]) + (nth - (len(dtypes) - 1) / 2) * height for row in bars]
+                axes.barh(at, [row.ratio for row in bars], height, label=dtype)
+            axes.axvline(1, color="black", linewidth=0.8)
+            axes.set(xlabel=f"{against}'s time over ours", xscale="log")
+        panels[0][0].set_yticks(range(len(names)), names)
+        panels[0][0].invert_yaxis()

@@ -8,6 +8,7 @@ import os
 import platform
 import statistics
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -139,6 +140,27 @@ def plot(rows, against, path):
     legend = max((axes.get_legend_handles_labels() for axes in grid.flat), key=lambda found: len(found[1]))
     figure.legend(*legend, loc="lower center", ncol=4, fontsize=8)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.savefig(path, dpi=120)
+
+
+@contextmanager
+def panels_by_direction(rows, height, path):
+    """Yields a panel and its rows for each direction that there is, side by side; the figure is written at the end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    there = [direction for direction in DIRECTIONS if any(row.setting["direction"] == direction for row in rows)]
+    figure, grid = pyplot.subplots(1, len(there), figsize=(6 * len(there), height), sharey=True, squeeze=False)
+    for axes, direction in zip(grid[0], there):
+        axes.set_title(direction)
+    yield [
+        (axes, [row for row in rows if row.setting["direction"] == direction])
+        for axes, direction in zip(grid[0], there)
+    ]
+    grid[0][-1].legend()
+    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 
