@@ -48,11 +48,19 @@ test_cpp() {
   esac
 }
 
+# configure FOLDER CMAKE-ARGUMENT...: for Ninja where it is there, which compiles tests beside the core's longest files. Make
+# waits for these first.
+configure() {
+  local generator=()
+  if [ ! -f "$1/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
+  cmake -B "$1" "${generator[@]}" "${@:2}"
+}
+
 # test_core FOLDER CMAKE-ARGUMENT...: the core and its tests, compiled into build/FOLDER.
 test_core() {
   local dir=build/$1
   # shellcheck disable=SC2046
-  cmake -S . -B "$dir" -DFLASH_ATTN_WERROR=ON $(compiled_kernels) "${@:2}"
+  configure "$dir" -S . -DFLASH_ATTN_WERROR=ON $(compiled_kernels) "${@:2}"
   cmake --build "$dir" --parallel "$jobs"
   ctest --test-dir "$dir" --output-on-failure -j "$jobs" --no-tests=error
 }
@@ -121,7 +129,8 @@ support_matrix() { "$venv/bin/python" tools/support_matrix.py build/support-*.js
 # Wheels, built with build isolation as `pip install .` does, repaired, and used in an empty environment. In those for ROCm
 # the binding alone, which is a CPU torch's, differs from what a ROCm build of torch would give.
 test_wheel() {
-  local python=$PWD/$venv/bin/python wheel
+  local python=$PWD/$venv/bin/python target=${GPU_ARCHS:-} wheel
+  [ -n "$target" ] || ! command -v clang++-22 >/dev/null || target=gfx942
   rm -rf build/wheels build/wheels-again
   docker/packages.sh
   tools/setup.sh run
@@ -129,13 +138,13 @@ test_wheel() {
   tools/wheel.sh tools
   # Warnings are errors as in the first build, so that the compiler's cache has its objects.
   export CMAKE_ARGS="-DFLASH_ATTN_WERROR=ON ${CMAKE_ARGS:-}"
-  FLASH_ATTN_LOCAL_VERSION=cpu cached tools/wheel.sh build build/wheels
-  # The first wheel has compiled the kernels with isolation; the builds after it take those of the first stage.
+  # The first wheel has compiled kernels with isolation, for one target; the builds after it take those of the first stage.
+  GPU_ARCHS=$target FLASH_ATTN_LOCAL_VERSION=cpu cached tools/wheel.sh build build/wheels
   export CMAKE_ARGS="$(compiled_kernels) $CMAKE_ARGS"
   # The same as users compile it: all of the C++ in another folder, later, under another clock and without a cache.
   tools/wheel.sh sdist build/wheels-again
-  CMAKE_ARGS="$CMAKE_ARGS -DFLASH_ATTN_WERROR=OFF" TZ=Asia/Tokyo CCACHE_DISABLE=1 FLASH_ATTN_LOCAL_VERSION=cpu \
-    tools/wheel.sh build build/wheels-again build/wheels-again/*.tar.gz
+  CMAKE_ARGS="$CMAKE_ARGS -DFLASH_ATTN_WERROR=OFF" TZ=Asia/Tokyo CCACHE_DISABLE=1 GPU_ARCHS=$target \
+    FLASH_ATTN_LOCAL_VERSION=cpu tools/wheel.sh build build/wheels-again build/wheels-again/*.tar.gz
   cmp build/wheels/*.whl build/wheels-again/*.whl
   echo "two builds are the same bytes: $(sha256sum build/wheels/*.whl)"
   KEEP_PLATFORM=1 BUILD_TRITON_BACKEND=false FLASH_ATTN_LOCAL_VERSION=rocm72torch2.13 tools/wheel.sh build build/wheels
@@ -168,7 +177,7 @@ test_kernels() {
 # The simulator of AMD GPUs, by its own tests: small kernels compiled for gfx942 and gfx1201 and executed, faults planted.
 test_simulator() {
   llvm_is_there "the simulator was neither built nor tested" || return 0
-  cmake -S tools/gfxsim -B build/gfxsim -DGFXSIM_SHIPPED_KERNELS="$PWD/build/dev/kernels"
+  configure build/gfxsim -S tools/gfxsim -DGFXSIM_SHIPPED_KERNELS="$PWD/build/dev/kernels"
   cmake --build build/gfxsim --parallel "$jobs"
   ctest --test-dir build/gfxsim --output-on-failure -j "$jobs" --no-tests=error
 }
@@ -207,7 +216,7 @@ compile_triton() {
 # Their code objects for gfx942, executed by the simulator.
 simulate_triton() {
   llvm_is_there "the Triton kernels were not executed" || return 0
-  [ -f build/gfxsim/CMakeCache.txt ] || cmake -S tools/gfxsim -B build/gfxsim
+  [ -f build/gfxsim/CMakeCache.txt ] || configure build/gfxsim -S tools/gfxsim
   cmake --build build/gfxsim --parallel "$jobs" --target gfxsim_hip
   PYTHONPATH=$PWD "$venv/bin/python" tools/triton_simulate.py
 }

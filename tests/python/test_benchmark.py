@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import platform
 import re
@@ -99,26 +101,29 @@ def test_every_cpu_suite_fills_the_documented_json(tmp_path, documented):
 
 
 @needs_sdpa
-def test_drawn_problems_are_the_seeds(tmp_path, documented):
+def test_drawn_problems_are_the_seeds(tmp_path, documented, monkeypatch):
     """As many as asked for, the same for the same seed, with what is documented of each, and all in the summary."""
     pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
+    path, plot = tmp_path / "drawn.json", tmp_path / "drawn.png"
+    drawn = ("--suites", "drawn", "--draw", "5", "--seed", "1")
+    printed = benchmark(*drawn, "--json", str(path), "--plot", str(plot))
+    rows = json.loads(path.read_text())["rows"]
+    always = {name for name, (_, present) in documented.items() if present == "always"}
+    assert all(always <= set(row) <= set(documented) for row in rows)
+    least = min(rows, key=lambda row: row["ratio"])
+    assert re.search(rf"least:\n +{least['ratio']:.2f} {re.escape(least['name'])}\n", printed)
+    assert sum(map(int, re.findall(r"^\w+ (?:for|back)ward \w+ +(\d+)", printed, re.MULTILINE))) == 5
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert [row["dtype"] for row in rows] == ["fp32", "bf16", "fp16", "fp32", "bf16"]
 
-    def names(seed, *more):
-        path = tmp_path / f"{seed}.json"
-        drawn = ("--suites", "drawn", "--draw", "5", "--seed", str(seed), "--json", str(path))
-        printed = benchmark(*drawn, *more)
-        rows = json.loads(path.read_text())["rows"]
-        always = {name for name, (_, present) in documented.items() if present == "always"}
-        assert all(always <= set(row) <= set(documented) for row in rows)
-        least = min(rows, key=lambda row: row["ratio"])
-        assert re.search(rf"least:\n +{least['ratio']:.2f} {re.escape(least['name'])}\n", printed)
-        assert sum(map(int, re.findall(r"^\w+ (?:for|back)ward \w+ +(\d+)", printed, re.MULTILINE))) == 5
-        return [row["name"] for row in rows]
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
+    drawn_rows = importlib.import_module("drawn_suite").drawn_rows
 
-    first = names(1, "--plot", str(tmp_path / "drawn.png"))
-    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
-    assert [name.split()[1] for name in first] == ["fp32", "bf16", "fp16", "fp32", "bf16"]
-    assert first == names(1) != names(2)
+    def names(seed):
+        options = argparse.Namespace(draw=5, seed=seed, dtypes=["fp32", "bf16", "fp16"])
+        return [row.name for row in drawn_rows(options)]
+
+    assert [row["name"] for row in rows] == names(1) != names(2)
 
 
 @needs_sdpa

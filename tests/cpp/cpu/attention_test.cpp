@@ -94,7 +94,7 @@ Features with(bool causal, std::int64_t left, std::int64_t right, double softcap
 
 const Case kCases[] = {
     {"plain", {2, 2, 2, 70, 150, 32, 32}, {}},
-    {"causal", {1, 2, 2, 200, 1100, 64, 64}, with(true, -1, -1, 0, false, 0)},
+    {"causal", {1, 1, 1, 200, 1100, 64, 64}, with(true, -1, -1, 0, false, 0)},
     {"causal_more_queries", {1, 2, 1, 150, 70, 40, 40}, with(true, -1, -1, 0, false, 0)},
     {"causal_long", {1, 1, 1, 140, 1300, 16, 16}, with(true, -1, -1, 0, false, 0)},
     {"window", {1, 2, 2, 257, 301, 24, 24}, with(false, 33, 17, 0, false, 0)},
