@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import platform
 import re
@@ -101,7 +100,7 @@ def test_every_cpu_suite_fills_the_documented_json(tmp_path, documented):
 
 
 @needs_sdpa
-def test_drawn_problems_are_the_seeds(tmp_path, documented, monkeypatch):
+def test_drawn_problems_are_the_seeds(tmp_path, documented, modules):
     """As many as asked for, the same for the same seed, with what is documented of each, and all in the summary."""
     pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
     path, plot = tmp_path / "drawn.json", tmp_path / "drawn.png"
@@ -116,12 +115,9 @@ def test_drawn_problems_are_the_seeds(tmp_path, documented, monkeypatch):
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert [row["dtype"] for row in rows] == ["fp32", "bf16", "fp16", "fp32", "bf16"]
 
-    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
-    drawn_rows = importlib.import_module("drawn_suite").drawn_rows
-
     def names(seed):
         options = argparse.Namespace(draw=5, seed=seed, dtypes=["fp32", "bf16", "fp16"])
-        return [row.name for row in drawn_rows(options)]
+        return [row.name for row in modules("drawn_suite").drawn_rows(options)]
 
     assert [row["name"] for row in rows] == names(1) != names(2)
 

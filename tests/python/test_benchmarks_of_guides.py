@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -20,13 +19,6 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = ["--preset=cpu-small", "--seq-len=16", "--d-model=16", "--n-heads=2", "--n-layers=1", "--timed-steps=2"]
 
 
-@pytest.fixture
-def load(monkeypatch):
-    """A benchmark as a module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
-
-
 def validate(path, name):
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema checks what benchmarks write")
     schema = json.loads((BENCHMARKS / f"{name}.schema.json").read_text())
@@ -36,11 +28,11 @@ def validate(path, name):
     return record
 
 
-def test_flash_against_standard(load, tmp_path, capsys):
+def test_flash_against_standard(modules, tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
     path, picture = tmp_path / "speed.json", tmp_path / "speed.png"
     options = ["--seq-lens", "32", "80", "--repeats=2", "--heads=2", "--json", str(path), "--plot", str(picture)]
-    assert load("benchmark_flash_attn").main([*options, "--backward", "--causal", "--dtype=float32"]) == 0
+    assert modules("benchmark_flash_attn").main([*options, "--backward", "--causal", "--dtype=float32"]) == 0
     printed = capsys.readouterr().out
     record = validate(path, "benchmark_flash_attn")
     assert [row["seq_len"] for row in record["rows"]] == [32, 80]
@@ -50,24 +42,26 @@ def test_flash_against_standard(load, tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_defaults_are_those_of_the_guides(load):
-    args = load("benchmark_flash_attn").parse_arguments([], torch.device("cuda"))
+def test_defaults_are_those_of_the_guides(modules):
+    args = modules("benchmark_flash_attn").parse_arguments([], torch.device("cuda"))
     assert (args.seq_lens[0], args.seq_lens[-1], args.batch_size, args.heads, args.head_dim) == (128, 4096, 2, 8, 64)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
-def test_memory_of_standard_attention_is_its_matrix(load):
-    measuring = load("measuring")
+def test_memory_of_standard_attention_is_its_matrix(modules):
+    measuring = modules("measuring")
     S, device = 1024, torch.device("cpu")
     q = torch.randn(1, S, 4, 16)
     matrix = 4 * S * S * 4
-    extra = measuring.extra_memory(lambda: load("benchmark_flash_attn").standard_attention(q, q, q, False), device)
+    extra = measuring.extra_memory(lambda: modules("benchmark_flash_attn").standard_attention(q, q, q, False), device)
     assert matrix <= extra <= 5 * matrix
-    assert measuring.extra_memory(lambda: load("benchmark_flash_attn").flash_attention(q, q, q, False), device) < matrix
+    assert (
+        measuring.extra_memory(lambda: modules("benchmark_flash_attn").flash_attention(q, q, q, False), device) < matrix
+    )
 
 
-def test_presets(load):
-    benchmark = load("benchmark_fa2_vs_fa3_mlp_transformer")
+def test_presets(modules):
+    benchmark = modules("benchmark_fa2_vs_fa3_mlp_transformer")
     assert benchmark.parse_arguments([])[1] == {
         "preset": "mi300x", "batch_size": 4, "seq_len": 4096, "d_model": 1024, "n_heads": 16, "n_layers": 8,
         "warmup_steps": 20, "timed_steps": 80, "dtype": "bfloat16",
@@ -82,9 +76,9 @@ def test_presets(load):
     "options, words",
     [(["--d-model=10", "--n-heads=3"], "not a multiple"), (["--seq-len=0"], "'0'"), (["--preset=mi999"], "cpu-small")],
 )
-def test_wrong_options_are_named(load, capsys, options, words):
+def test_wrong_options_are_named(modules, capsys, options, words):
     with pytest.raises(SystemExit):
-        load("benchmark_fa2_vs_fa3_mlp_transformer").parse_arguments(options)
+        modules("benchmark_fa2_vs_fa3_mlp_transformer").parse_arguments(options)
     assert words in capsys.readouterr().err
 
 
@@ -105,9 +99,9 @@ def test_one_backend_alone(tmp_path):
         assert record["ratios"]["loss_difference"] == pytest.approx(0, abs=1e-3)
 
 
-def test_another_backend_than_the_selected_one_is_not_measured(load, monkeypatch):
+def test_another_backend_than_the_selected_one_is_not_measured(modules, monkeypatch):
     """On a machine without a GPU Triton may be installed, and CPU tensors keep the CPU backend."""
-    worker = load("mlp_transformer")
+    worker = modules("mlp_transformer")
     why = "FLASH_ATTENTION_TRITON_AMD_ENABLE selects Triton for tensors on GPUs"
     explanation = flash_attn.explain(*torch.zeros(3, 1, 8, 2, 8, requires_grad=True))
     monkeypatch.setattr(flash_attn, "explain", lambda *_, **__: replace(explanation, reasons=[why]))
@@ -136,8 +130,8 @@ PROBLEM = {"problem": "ImportError: no such backend"}
         (PROBLEM, PROBLEM, ["--allow-single"], 1, "not compared: native, triton cannot run\n"),
     ],
 )
-def test_a_backend_that_cannot_run(load, monkeypatch, capsys, tmp_path, native, triton, options, status, said):
-    benchmark, path = load("benchmark_fa2_vs_fa3_mlp_transformer"), tmp_path / "speed.json"
+def test_a_backend_that_cannot_run(modules, monkeypatch, capsys, tmp_path, native, triton, options, status, said):
+    benchmark, path = modules("benchmark_fa2_vs_fa3_mlp_transformer"), tmp_path / "speed.json"
     sides = {"native": native, "triton": triton}
     monkeypatch.setattr(benchmark, "run_backend", lambda name, config: sides[name])
     assert benchmark.main([*TINY, *options, "--output-json", str(path)]) == status
@@ -148,14 +142,14 @@ def test_a_backend_that_cannot_run(load, monkeypatch, capsys, tmp_path, native, 
     assert (record["ratios"] is None) == (PROBLEM in (native, triton)) and record["config"]["seq_len"] == 16
 
 
-def test_a_backend_whose_process_dies(load, monkeypatch):
-    benchmark = load("benchmark_fa2_vs_fa3_mlp_transformer")
+def test_a_backend_whose_process_dies(modules, monkeypatch):
+    benchmark = modules("benchmark_fa2_vs_fa3_mlp_transformer")
     monkeypatch.setattr(benchmark, "WORKER", BENCHMARKS / "there_is_no_such_file.py")
     assert benchmark.run_backend("native", {}) == {"problem": "its process ended with status 2"}
 
 
-def test_ratios(load):
-    benchmark = load("benchmark_fa2_vs_fa3_mlp_transformer")
+def test_ratios(modules):
+    benchmark = modules("benchmark_fa2_vs_fa3_mlp_transformer")
     native = {"median_step_ms": 2.0, "peak_memory_bytes": 10, "loss": 1.0}
     triton = {"median_step_ms": 3.0, "peak_memory_bytes": 14, "loss": 1.5}
     assert benchmark.ratios(native, triton) == {"speed_up": 1.5, "memory_delta_bytes": -4, "loss_difference": -0.5}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import subprocess
@@ -19,19 +18,15 @@ LIBRARY = Path(_native.core_library())
 
 
 @pytest.fixture
-def module(monkeypatch):
-    monkeypatch.syspath_prepend(str(BUILDS.parent))
-    threads = torch.get_num_threads()
-    yield importlib.import_module("builds")
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def builds(module, capsys):
+def builds(modules, capsys):
     """Runs it with arguments, in this process, as importing torch takes longer than a call; returns what it printed."""
 
     def run(*arguments):
-        module.main(list(map(str, arguments)))
+        threads = torch.get_num_threads()
+        try:
+            modules("builds").main(list(map(str, arguments)))
+        finally:
+            torch.set_num_threads(threads)
         return capsys.readouterr().out
 
     return run
@@ -55,8 +50,8 @@ def test_builds_are_compared_by_the_same_call(tmp_path, builds):
     assert {name: len(times) for name, times in seconds.items()} == {str(LIBRARY): 2, str(copy): 2, "sum": 2}
 
 
-def test_a_dense_call_goes_before_each_timed_one(module, monkeypatch):
-    events = []
+def test_a_dense_call_goes_before_each_timed_one(modules, monkeypatch):
+    module, events = modules("builds"), []
     monkeypatch.setattr(module, "sample", lambda call: events.append(call) or 1.0)
     assert module.measured(["a", "b"], 3, 0, lambda: events.append("dense")) == [[1.0] * 3] * 2
     assert events[::2] == ["dense"] * 6 and sorted(events[1::2]) == ["a"] * 3 + ["b"] * 3
@@ -74,7 +69,7 @@ def test_builds_say_what_a_call_lacks(builds, capsys):
     script = [sys.executable, str(BUILDS), str(LIBRARY), "--keys=100", "--page=16"]
     done = subprocess.run(script, capture_output=True, text=True)
     assert done.returncode == 2 and "--keys 100 is no multiple of --page 16" in done.stderr
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         builds(LIBRARY, "--page=16", "--backward")
     assert "caches have no gradients" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="flash_attn: .*heads"):
