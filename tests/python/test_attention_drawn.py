@@ -1,114 +1,46 @@
 """Problems that hypothesis makes up, of any size and with any features, against the oracle.
 
 The grids of cases.py meet every pair of features, at a few sizes. Which kernel a call gets depends on its lengths,
-heads and head dims, and so do the tails of vectors, strips and blocks: here these are drawn, most often beside the
-sizes at which something changes.
+heads and head dims, and so do the tails of vectors, strips, tiles and blocks: here these are drawn (drawn.py).
 """
 
 from __future__ import annotations
 
-import os
-
 import harness
 import pytest
-from cases import Case
+from devices import CPU, SIMULATED, Device
 
 hypothesis = pytest.importorskip("hypothesis", reason="the problems are made up by hypothesis")
-from hypothesis import strategies as st  # noqa: E402
+import drawn  # noqa: E402
 
-# The same ones each time; `make fuzz` makes up others.
-FUZZ = os.environ.get("FLASH_ATTN_FUZZ_EXAMPLES")
-settings = hypothesis.settings(
-    max_examples=int(FUZZ or 60),
-    deadline=None,
-    derandomize=FUZZ is None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
-)
-
-MOST_SCORES = 2**19  # The oracle keeps several tensors of as many numbers.
-# Rows of queries or keys below which a problem is drawn several times, each time with other numbers.
-ENOUGH_ROWS, MOST_DRAWS = 400, 24
-
-SIZES = (8, 16, 32, 64, 96, 128, 256, 288, 512, 768, 1024, 1536, 2048)  # Of strips, tiles, blocks and their multiples.
+# What a simulated GPU executes in a second or so.
+FEW_ROWS, FEW_SCORES = (40, 140), 2**13
 
 
-def length(most: int):
-    sizes = st.builds(lambda n, off: n + off, st.sampled_from([n for n in SIZES if n <= most]), st.integers(-1, 1))
-    return st.one_of(st.integers(0, 24), sizes, st.integers(0, most))
-
-
-head_dims = st.one_of(st.sampled_from((32, 64, 128, 192, 256)), st.integers(1, 40), st.integers(1, 300))
-bound = st.one_of(st.just(-1), st.integers(0, 70), st.integers(0, 1100))
-
-
-def seldom(default, *others):
-    """The default three times of four, so that a problem has a few features and not all."""
-    return st.one_of(*[st.just(default)] * 3, st.sampled_from(others))
-
-
-@st.composite
-def batches(draw, square: bool):
-    """Whether it is packed, and the lengths of its sequences."""
-    lengths = length(draw(st.sampled_from((40, 300, 1100, 2300))))
-    pair = st.builds(lambda n: (n, n), lengths) if square else st.tuples(lengths, lengths)
-    if draw(st.booleans()):
-        return True, tuple(draw(st.lists(pair, min_size=1, max_size=5)))
-    return False, (draw(pair),) * draw(st.integers(1, 3))
-
-
-def scores_of(lengths, H: int) -> int:
-    return H * sum(max(Sq, 1) * max(Sk, 1) for Sq, Sk in lengths)
-
-
-@st.composite
-def problems(draw) -> Case:
-    packing = draw(seldom("separate", "kv", "qkv"))
-    varlen, lengths = draw(batches(square=packing == "qkv"))
-    Hk = draw(st.sampled_from((1, 2, 3, 5)))
-    group = 1 if packing == "qkv" else draw(st.sampled_from((1, 2, 3, 4, 7, 8, 16, 33)))
-    hypothesis.assume(scores_of(lengths, Hk * group) <= MOST_SCORES)
-    softcap = draw(seldom(0.0, 3.0))  # Scores are of its size, and so are their roundings.
-    hides = draw(
-        seldom(
-            {},
-            *({"mask": which} for which in ("padding", "3-D", "4-D", "heads")),
-            *({"bounds": which} for which in ("documents", "prefix", "heads")),
-        )
-    )
-    return Case(
-        dtype=draw(st.sampled_from(("bf16", "fp32", "fp16", "bf16", "fp32", "fp16", "fp64"))),
-        lengths=lengths,
-        varlen=varlen,
-        slack=draw(seldom((0, 0), (3, 5))) if varlen and packing != "qkv" else (0, 0),
-        H=Hk * group,
-        Hk=Hk,
-        D=draw(head_dims),
-        Dv=draw(st.one_of(st.none(), head_dims)) if packing == "separate" else None,
-        causal=draw(st.booleans()),
-        window=draw(st.one_of(st.just((-1, -1)), st.tuples(bound, bound))),
-        softcap=softcap,
-        dropout_p=0.0 if softcap else draw(seldom(0.0, 0.17, 0.5)),
-        alibi=draw(seldom(None, "H", "BH")),
-        scale=draw(seldom(None, 0.31)),
-        bias=draw(seldom(None, "BHQ", "HQ", "BQ", "B", "H", "")),
-        sink=draw(seldom(False, True)),
-        lse_gradient=draw(seldom(False, True)),
-        packing=packing,
-        strides=draw(seldom("contiguous", "heads first", "sliced")),
-        deterministic=draw(seldom(False, True)),
-        **hides,
-    )
-
-
-def draws_of(case: Case) -> int:
-    """Of few numbers E_pt may be small by chance."""
-    rows = min(case.H * sum(Sq for Sq, _ in case.lengths), case.Hk * sum(Sk for _, Sk in case.lengths))
-    return max(1, min(MOST_DRAWS, ENOUGH_ROWS // max(1, rows)))
-
-
-@settings
-@hypothesis.given(problems())
-def test_drawn(case):
+def check(case, device=CPU):
     """At four times the contract's multiples, as many of these problems are a few numbers, of which E_pt may be small
     by chance: this is about numbers that are not where they belong."""
-    harness.check(case, slack=4.0, draws=draws_of(case), few_keys=True)
+    harness.check(case, slack=4.0, device=device, draws=drawn.draws_of(case), few_keys=True)
+
+
+@drawn.settings(60)
+@hypothesis.given(drawn.problems())
+def test_drawn(case):
+    check(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.simulated
+@pytest.mark.parametrize("target", SIMULATED)
+@drawn.settings(12)
+@hypothesis.given(drawn.problems_for_gpus(FEW_ROWS, FEW_SCORES), hypothesis.strategies.integers(0, 99))
+def test_drawn_on_a_simulated_gpu(target, case, seed):
+    harness.check(case, slack=4.0, device=Device(target, schedule="random", seed=seed), few_keys=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif("config.getoption('device') != 'cuda'", reason="needs a real GPU")
+@drawn.settings(60)
+@hypothesis.given(drawn.problems_for_gpus())
+def test_drawn_on_a_gpu(case):
+    check(case, Device("cuda"))
