@@ -1,7 +1,7 @@
 """transformers on the CPU: lets `attn_implementation="flash_attention_2"` reach flash_attn there.
 
 transformers refuses that name unless torch sees a GPU, before flash_attn is called. On a GPU, ROCm included, nothing is
-needed. Written for transformers 5.23; docs/clients.md has an example.
+needed. Written for transformers 5.23 and 5.24; docs/clients.md has an example.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def enable() -> None:
             disable()
     if problem is not None:
         raise RuntimeError(
-            f"transformers {transformers.__version__} is not built inside as 5.23 is, for which enable() was written: "
-            f'{problem}. Nothing was changed; install transformers 5.23, or use attn_implementation="sdpa" on the CPU.'
+            f"transformers {transformers.__version__} is not built inside as 5.23 and 5.24 are, for which enable() was "
+            f'written: {problem}. Nothing was changed; install transformers 5.24, or use attn_implementation="sdpa" on '
+            f"the CPU."
         )
 
 

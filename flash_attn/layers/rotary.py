@@ -12,6 +12,7 @@ from typing import Optional, Union
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from flash_attn._operators import is_compiling
@@ -291,6 +292,9 @@ class RotaryEmbedding(torch.nn.Module):
 
     def _tables(self, x, seqlen_offset, max_seqlen):
         """((cos, sin) of queries, (cos, sin) of keys) that cover x."""
+        # torch.export of torch 2.8 leaves those of its trace, which have shapes and no numbers; operators take them.
+        if isinstance(self._cos_cached, FakeTensor) and not isinstance(x, FakeTensor):
+            self._cos_cached = None
         if max_seqlen is not None:
             self._update_cos_sin_cache(max_seqlen, device=x.device, dtype=x.dtype)
         elif not isinstance(seqlen_offset, Tensor):

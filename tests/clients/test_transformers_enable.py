@@ -119,7 +119,7 @@ def test_other_internals_are_refused_and_left_alone(monkeypatch, name, value, wo
     with pytest.raises(RuntimeError, match=words) as caught:
         integration.enable()
     text = str(caught.value)
-    assert transformers.__version__ in text and "5.23" in text and "sdpa" in text and "Nothing was changed" in text
+    assert transformers.__version__ in text and "5.24" in text and "sdpa" in text and "Nothing was changed" in text
     assert before == {key: getattr(utils, key, None) for key in before}
     assert matrix == dict(getattr(utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {}))
 

@@ -15,7 +15,7 @@ import flash_attn
 
 # Client and version, its constraint, and what is decided by it.
 GATES = {
-    "transformers 5.23": (">=2.3.3", "utils/import_utils.py: FlashAttention-2 at all"),
+    "transformers 5.24": (">=2.3.3", "utils/import_utils.py: FlashAttention-2 at all"),
     "diffusers 0.42": (">=2.6.3", "models/attention_dispatch.py: backends flash and flash_varlen"),
     "NVIDIA TransformerEngine": (
         ">=2.1.1,<2.8.4",

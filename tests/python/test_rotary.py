@@ -295,12 +295,16 @@ def test_aliases():
     assert rotary.rotate_half(x, interleaved=True).tolist() == [-1, 0, -3, 2]
 
 
+of_views = pytest.mark.requires_torch(2, 12, "its compiler refuses writes to one view while others are used")
+
+
 @compiled
 @pytest.mark.parametrize(
     "call, backend",
-    [(c, "aot_eager") for c in ("emb", "in place", "packed", "qkv", "kv", "module", "unbind", "split")]
+    [(c, "aot_eager") for c in ("emb", "in place", "packed", "qkv", "kv", "module")]
+    + [pytest.param(c, "aot_eager", marks=of_views) for c in ("unbind", "split")]
     # Inductor decides anew which writes to make in place.
-    + [("qkv", "inductor"), ("unbind", "inductor")],
+    + [("qkv", "inductor"), pytest.param("unbind", "inductor", marks=of_views)],
 )
 def test_compiled(call, backend):
     """One graph, forward and backward, for every length."""

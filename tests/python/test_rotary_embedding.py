@@ -3,6 +3,7 @@
 import pytest
 import torch
 from rotation import expected
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flash_attn.layers.rotary import RotaryEmbedding
 
@@ -94,3 +95,22 @@ def test_half_precision_module_keeps_exact_frequencies(scale_base):
 def test_tensor_offset_without_tables_raises():
     with pytest.raises(ValueError, match="max_seqlen"):
         RotaryEmbedding(8)(torch.zeros(2, 3, 3, 1, 8), seqlen_offset=torch.tensor([0, 1]))
+
+
+@pytest.mark.requires_torch(2, 1, "torch.export came with torch 2.1")
+def test_tables_without_numbers_are_made_anew():
+    """torch.export of torch 2.8 leaves its trace's in the module, of a mode that takes them beside real tensors."""
+    module, qkv = RotaryEmbedding(D), torch.randn(B, S, 3, H, D)
+    wanted = module(qkv.clone())
+    traced = RotaryEmbedding(D)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = torch.empty(qkv.shape)
+        for _ in range(2):
+            traced(fake)
+        traced(fake, seqlen_offset=torch.zeros(B, dtype=torch.int32))  # The trace's own serve it.
+    assert torch.equal(traced(qkv.clone()), wanted)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        traced = RotaryEmbedding(D)
+        traced(fake)
+    with pytest.raises(ValueError, match="no tables yet"):
+        traced(qkv, seqlen_offset=torch.zeros(B, dtype=torch.int32))
