@@ -12,7 +12,6 @@ from typing import Optional, Union
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from flash_attn._operators import is_compiling
@@ -140,12 +139,16 @@ def _apply_rotary_emb_qkv(
     num_heads_q: Optional[int] = None,
 ):
     """Rotates the queries and keys of qkv; not differentiable."""
-    out = qkv if inplace else qkv.clone()
-    q, k = _queries_and_keys(out, num_heads_q)
-    options = dict(seqlen_offsets=seqlen_offsets, interleaved=interleaved, inplace=True, conjugate=conjugate)
-    apply_rotary(q, cos, sin, **options)
-    apply_rotary(k, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k, **options)
-    return out
+    q, k = _queries_and_keys(qkv, num_heads_q)
+    options = dict(seqlen_offsets=seqlen_offsets, interleaved=interleaved, inplace=inplace, conjugate=conjugate)
+    q = apply_rotary(q, cos, sin, **options)
+    k = apply_rotary(k, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k, **options)
+    if inplace:
+        return qkv
+    # Joined, not written into a copy: torch 2.6 compiles no writes to views in a backward.
+    if qkv.dim() == 5:
+        return torch.cat((q.unsqueeze(2), k.unsqueeze(2), qkv[:, :, 2:]), dim=2)
+    return torch.cat((q, k, qkv[:, :, q.shape[2] + k.shape[2] :]), dim=2)
 
 
 class ApplyRotaryEmbQKV_(torch.autograd.Function):
@@ -213,10 +216,9 @@ class ApplyRotaryEmbKV_(torch.autograd.Function):
         assert kv.dim() == 5 and kv.shape[2] == 2, f"kv has shape {tuple(kv.shape)}; it must be (B,S,2,Hk,D)."
         _save(ctx, (cos, sin), seqlen_offsets)
         ctx.interleaved, ctx.conjugate = interleaved, conjugate
-        out = kv if inplace else kv.clone()
-        options = dict(interleaved=interleaved, inplace=True, conjugate=conjugate)
-        apply_rotary(out[:, :, 0], cos, sin, seqlen_offsets, **options)
-        return out
+        options = dict(interleaved=interleaved, inplace=inplace, conjugate=conjugate)
+        k = apply_rotary(kv[:, :, 0], cos, sin, seqlen_offsets, **options)
+        return kv if inplace else torch.cat((k.unsqueeze(2), kv[:, :, 1:]), dim=2)
 
     @staticmethod
     def backward(ctx, dkv):
@@ -292,8 +294,8 @@ class RotaryEmbedding(torch.nn.Module):
 
     def _tables(self, x, seqlen_offset, max_seqlen):
         """((cos, sin) of queries, (cos, sin) of keys) that cover x."""
-        # torch.export of torch 2.8 leaves those of its trace, which have shapes and no numbers; operators take them.
-        if isinstance(self._cos_cached, FakeTensor) and not isinstance(x, FakeTensor):
+        # torch.export of torch 2.8 and before leaves those of its trace, without numbers, and operators take them.
+        if type(self._cos_cached) not in (type(None), Tensor, type(x)):
             self._cos_cached = None
         if max_seqlen is not None:
             self._update_cos_sin_cache(max_seqlen, device=x.device, dtype=x.dtype)

@@ -76,7 +76,7 @@ def _split_offset(seqlen_offsets):
 def _check(x, cos, sin, offset, offsets, cu_seqlens, max_seqlen):
     dims, layout = (4, "(B,S,H,D)") if cu_seqlens is None else (3, "(T,H,D), as cu_seqlens is given")
     assert x.dim() == dims, f"x has shape {tuple(x.shape)}; it must be {layout}."
-    assert x.is_floating_point(), f"x is {x.dtype}; it must have a floating-point dtype."
+    assert x.dtype.is_floating_point, f"x is {x.dtype}; it must have a floating-point dtype."
     assert cos.dim() == 2 and cos.shape == sin.shape, (
         f"cos has shape {tuple(cos.shape)} and sin {tuple(sin.shape)}; both must be (positions, rotary_dim / 2)."
     )
@@ -88,7 +88,7 @@ def _check(x, cos, sin, offset, offsets, cu_seqlens, max_seqlen):
         batch, length, name = x.shape[0], x.shape[1], "the length of x"
     else:
         assert max_seqlen is not None, "cu_seqlens was given without max_seqlen; pass the longest sequence's length."
-        assert cu_seqlens.dim() == 1 and not cu_seqlens.is_floating_point(), (
+        assert cu_seqlens.dim() == 1 and not cu_seqlens.dtype.is_floating_point, (
             f"cu_seqlens is {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}; it must be int32 of shape (B+1,)."
         )
         batch, length, name = cu_seqlens.shape[0] - 1, max_seqlen, "max_seqlen"
