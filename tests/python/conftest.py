@@ -76,9 +76,9 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="wide sweep: run with --full"))
         if item.get_closest_marker("simulated") and item.config.getoption("device") != "simulated":
             item.add_marker(pytest.mark.skip(reason="about simulated GPUs: run without --device"))
-        needs = item.get_closest_marker("requires_torch")
-        if needs and TORCH_RELEASE < needs.args[:2]:
-            item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__}: {needs.args[2]}"))
+        for needs in item.iter_markers("requires_torch"):
+            if TORCH_RELEASE < needs.args[:2]:
+                item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__}: {needs.args[2]}"))
 
 
 class SupportRecord:

@@ -228,7 +228,16 @@ def test_device_and_dtype():
 
 
 @pytest.mark.requires_torch(2, 4, "torch.compile as used here came with torch 2.4")
-@pytest.mark.parametrize("options", [dict(rotary_emb_dim=4), dict(rotary_emb_dim=4, num_heads_kv=2)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(rotary_emb_dim=4),
+        pytest.param(
+            dict(rotary_emb_dim=4, num_heads_kv=2),
+            marks=pytest.mark.requires_torch(2, 7, "its compiler refuses writes to one view while others are used"),
+        ),
+    ],
+)
 def test_compiled(options):
     torch._dynamo.reset()
     module = MHA(E, H, causal=True, use_flash_attn=True, **options)

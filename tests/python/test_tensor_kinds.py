@@ -73,7 +73,7 @@ def test_masked():
         flash_attn_func(q, masked, v)
 
 
-@modern
+@pytest.mark.requires_torch(2, 5, "torch.distributed.tensor came with torch 2.5")
 def test_distributed(mesh):
     from torch.distributed.tensor import Shard, distribute_tensor
 

@@ -64,8 +64,8 @@ def apply_rotary(
     return x
 
 
-# torch >= 2.7
-_is_exporting = getattr(getattr(torch, "compiler", None), "is_exporting", lambda: False)
+# torch >= 2.7. Before, nothing tells an export from a compilation; both then write to x itself, as an export has to.
+_is_exporting = getattr(getattr(torch, "compiler", None), "is_exporting", lambda: True)
 
 
 def _split_offset(seqlen_offsets):
