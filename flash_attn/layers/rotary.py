@@ -294,7 +294,7 @@ class RotaryEmbedding(torch.nn.Module):
 
     def _tables(self, x, seqlen_offset, max_seqlen):
         """((cos, sin) of queries, (cos, sin) of keys) that cover x."""
-        # torch.export of torch 2.8 and before leaves those of its trace, without numbers, and operators take them.
+        # torch.export of torch 2.8 leaves those of its trace, without numbers, and operators take them.
         if type(self._cos_cached) not in (type(None), Tensor, type(x)):
             self._cos_cached = None
         if max_seqlen is not None:

@@ -99,7 +99,7 @@ def test_tensor_offset_without_tables_raises():
 
 @pytest.mark.requires_torch(2, 1, "torch.export came with torch 2.1")
 def test_tables_without_numbers_are_made_anew():
-    """torch.export of torch 2.8 and before leaves its trace's, of a mode that takes them beside real tensors."""
+    """torch.export of torch 2.8 leaves its trace's, of a mode that takes them beside real tensors."""
     module, qkv = RotaryEmbedding(D), torch.randn(B, S, 3, H, D)
     wanted = module(qkv.clone())
     traced = RotaryEmbedding(D)

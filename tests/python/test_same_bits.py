@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -10,11 +9,8 @@ import same_bits
 from cases import Case
 
 hypothesis = pytest.importorskip("hypothesis", reason="the problems are made up by hypothesis")
+import drawn  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-
-# The same ones each time; `make fuzz` makes up others.
-FUZZ = os.environ.get("FLASH_ATTN_FUZZ_EXAMPLES")
-settings = hypothesis.settings(max_examples=int(FUZZ or 60), deadline=None, derandomize=FUZZ is None)
 
 DTYPES = st.sampled_from(("bf16", "fp32", "bf16", "fp16", "bf16"))  # bf16 has multiplicands of its own
 OPEN = (-1, -1)
@@ -49,19 +45,19 @@ narrow = st.one_of(st.just(OPEN), st.just(OPEN), st.tuples(st.integers(-1, 63), 
 few = st.lists(pairs([1, 2, 5, 11, 12, 20], [64, 300, 1300]), min_size=2, max_size=3)
 
 
-@settings
+@drawn.settings(60)
 @hypothesis.given(problems(dense, wide))
 def test_threads(case):
     same_bits.check_every_thread_count(case)
 
 
-@settings
+@drawn.settings(60)
 @hypothesis.given(problems(mixed, narrow))
 def test_batches(case):
     same_bits.check_equals_dense_per_sequence(replace(case, varlen=True))
 
 
-@settings
+@drawn.settings(60)
 @hypothesis.given(problems(few, narrow, groups=(10, 33)))
 def test_batches_of_few_queries_for_many_heads(case):
     same_bits.check_equals_dense_per_sequence(replace(case, varlen=True))
