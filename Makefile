@@ -74,7 +74,7 @@ matrix: ## Run the Python tests and rewrite README.md's support matrix from thei
 
 docs: ## The documentation's site, into build/site
 	tools/setup.sh test
-	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
 
 format: ## Rewrite the sources in the project's format
 	tools/setup.sh test

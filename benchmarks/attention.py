@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time attention by this package, beside torch's scaled_dot_product_attention (SDPA) in the same process.
 
-On the CPU the rows come in suites, each row with what it must reach:
+On the CPU the rows come in suites, most with a bound that they must reach; the others are "reported":
   dense     ours against torch, forward and backward, full and causal
   area      causal, windowed and varlen work over the dense rate
   dims      other head dims over the rate of D=128

@@ -53,7 +53,7 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 # The instruction set of a file is the last part of its name, with an optional topic after it: isa_avx2.cpp,
-# isa_avx512_bf16.cpp, isa_avx2_backward.cpp, gemm_avx512.cpp.
+# isa_avx512_bf16.cpp, isa_amx_bf16_fp16.cpp, rotary_avx512.cpp.
 set(FLASH_ATTN_ISA_PATTERN "_(portable|amx_bf16|avx512_bf16|avx512|avx2|neon_bf16|neon)(_[a-z0-9_]+)?\\.cpp$")
 
 set(flash_attn_is_x86 FALSE)

@@ -18,8 +18,8 @@ import flash_attn
 from flash_attn import _backend_choice, _native
 
 MISSING = {
-    "on GPUs": "attn_bias, attn_mask, key bounds, learnable_sink, kv cache, paged keys and D above 256 raise",
-    "fp8": "raises NotImplementedError",
+    "on GPUs": "attn_bias, attn_mask, key bounds, learnable_sink, D above 256 raise; kv cache, paged keys need Triton",
+    "fp8": "raises RuntimeError; in the module flash_attn_interface fp8 q and descales raise NotImplementedError",
 }
 ENVIRONMENT = (
     "FLASH_ATTN_CPU_ISA",

@@ -189,6 +189,7 @@ def flash_attn_varlen_func(
     key_begin, key_end: (Tq) or (H|1,Tq), one per packed row; positions within the row's own sequence.
 
     seqused_k, leftpad_k: int32 (B): of sequence b only keys leftpad_k[b] to seqused_k[b] - 1 are there. No gradient.
+        The first of them, leftpad_k[b], is key 0 for attn_bias, attn_mask, key_begin and key_end, and their number Sk.
     num_splits: 0 to 128, in how many ranges keys may be taken; never changes what is computed.
     check_inputs: read cu_seqlens and raise RuntimeError when they do not describe the packed rows. Calls on the CPU
         always do; on a GPU that waits for what is queued, and calls without it clamp the lengths to the tensors.

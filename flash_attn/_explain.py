@@ -15,7 +15,7 @@ from flash_attn import _attention, _kvcache, _native, _operators, _raw
 class Explanation:
     """One pass of one call. `str()` of it is readable text."""
 
-    kernel: str  # such as "cpu.forward.bf16.avx512_bf16"
+    kernel: str  # such as "cpu.forward.bfloat16.avx512_bf16"
     backend: str  # "cpu", "gpu" or "triton"
     instruction_set: str  # such as "avx512_bf16"
     tile: str  # such as "4 queries x 64 keys"

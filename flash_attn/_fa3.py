@@ -6,6 +6,7 @@ import torch
 
 from flash_attn import _attention
 from flash_attn import _fa3_arguments as arguments
+from flash_attn._tensor_kinds import check_kinds
 
 
 def flash_attn_func(
@@ -41,11 +42,12 @@ def flash_attn_func(
     The other arguments, dtypes and errors: `flash_attn.flash_attn_func`. Gradients flow to q, k, v and qv, also with
     attention_chunk and through softmax_lse, which upstream does not have.
     """
+    check_kinds(("q", "k", "v"), (q, k, v))
     arguments.check_no_fp8(q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     arguments.check_hints(num_splits, pack_gqa, sm_margin)
     arguments.check_chunk(attention_chunk)
     queries, keys = arguments.with_qv(q, k, v, qv)
-    Sk = k.shape[1]
+    Sk = k.shape[1] if k.dim() > 1 else 0
     out, softmax_lse, _ = _attention.flash_attn_func(
         queries,
         keys,
@@ -77,6 +79,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs=False,
 ):
     """`flash_attn_func` of qkv (B,S,3,H,D), or (B,S,H+2*Hk,D) with num_heads_q = H: queries, keys, values."""
+    check_kinds(("qkv",), (qkv,))
     if qkv.dim() == 5:
         if qkv.shape[2] != 3 or num_heads_q not in (None, qkv.shape[3]):
             raise RuntimeError(
@@ -148,18 +151,20 @@ def flash_attn_varlen_func(
     qv: (Tq,H,Dv). With return_attn_probs: (out, softmax_lse (H,Tq)).
     The other arguments: `flash_attn_func` of this module.
     """
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
+    check_kinds(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), tensors)
     arguments.check_no_fp8(q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     num_splits = arguments.check_hints(num_splits, pack_gqa, sm_margin)
     arguments.check_chunk(attention_chunk)
     queries, keys = arguments.with_qv(q, k, v, qv)
-    Tk, back = k.shape[0], None
+    Tk, back = k.shape[0] if k.dim() > 0 else 0, None
     if seqused_q is not None:
         order, cu_seqlens_q = arguments.used_rows_first("seqused_q", seqused_q, cu_seqlens_q, q.shape[0])
         queries, back = queries[order], order.sort().indices
     if seqused_k is not None and _needs_gradient(queries, keys, v):
         order, cu_seqlens_k = arguments.used_rows_first("seqused_k", seqused_k, cu_seqlens_k, Tk)
         keys, v, seqused_k = keys[order], v[order], None
-    Sk = cu_seqlens_k.diff() if seqused_k is None else seqused_k
+    Sk = cu_seqlens_k.flatten().diff() if seqused_k is None else seqused_k
     out, softmax_lse, _ = _attention.flash_attn_varlen_func(
         queries,
         keys,

@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from flash_attn import _native
+
 MAX_HEAD_DIM = 576
 MAX_SPLITS = 256  # what FlashAttention-3 takes
 _MAX_SPLITS_OF_OPERATORS = 128
@@ -66,8 +68,8 @@ def chunk_bounds(positions, attention_chunk):
 
 
 def dense_chunk_bounds(q, Sk, attention_chunk):
-    """{key_begin, key_end} (1,Sq) for q (B,Sq,H,D) and Sk keys; {} without chunks."""
-    if attention_chunk == 0:
+    """{key_begin, key_end} (1,Sq) for q (B,Sq,H,D) and Sk keys; {} without chunks, or for what no call accepts."""
+    if attention_chunk == 0 or q.dim() != 4:
         return {}
     Sq = q.shape[1]
     begin, end = chunk_bounds(torch.arange(Sq, device=q.device)[None] + (Sk - Sq), attention_chunk)
@@ -81,8 +83,8 @@ def sequence_of_rows(cu_seqlens, T):
 
 
 def packed_chunk_bounds(cu_seqlens_q, Tq, keys, attention_chunk):
-    """{key_begin, key_end} (Tq); keys (B): each sequence's Sk."""
-    if attention_chunk == 0:
+    """{key_begin, key_end} (Tq); keys (B): each sequence's Sk. {} without chunks, or for what no call accepts."""
+    if attention_chunk == 0 or cu_seqlens_q.dim() != 1 or keys.shape != (cu_seqlens_q.shape[0] - 1,) or len(keys) == 0:
         return {}
     b = sequence_of_rows(cu_seqlens_q, Tq)
     rows = torch.arange(Tq, device=cu_seqlens_q.device)
@@ -95,8 +97,17 @@ def cumulative(lengths):
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
 
 
+def check_caches(**caches):
+    for name, cache in caches.items():
+        if cache.dim() != 4:
+            raise RuntimeError(f"{name} has shape {tuple(cache.shape)}; it must be (B,S,Hk,D), or pages of that shape.")
+
+
 def used_rows_first(name, used, cu_seqlens, T):
     """(order int64 (T), cu_seqlens int32 (B+1)) of T packed rows after those past the first used[b] move to the end."""
+    # The kernels get other cu_seqlens, and max_seqlen is about used rows.
+    if cu_seqlens.device.type == "cpu":
+        _native.load()._check_lengths(cu_seqlens, name == "seqused_q", T, _INT32_MAX)
     lengths = cu_seqlens.diff()
     if used.dtype != torch.int32 or used.shape != lengths.shape:
         raise RuntimeError(f"{name} is {used.dtype} {tuple(used.shape)}; it must be int32 {tuple(lengths.shape)}.")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flash_attn import _attention, _kvcache, _operators
 from flash_attn import _fa3_arguments as arguments
+from flash_attn._tensor_kinds import check_kinds
 from flash_attn.layers.rotary import apply_rotary_emb
 
 
@@ -68,6 +69,17 @@ def _per_sequence(name, value, B, device, default=None):
     if value.dtype != torch.int32 or value.shape != (B,):
         raise RuntimeError(f"{name} is {value.dtype} {tuple(value.shape)}; it must be int32 (B,) = ({B},).")
     return value
+
+
+def _starts(cache_seqlens, k, B, device, capacity):
+    """int32 (B): keys of each sequence before k is appended."""
+    if k is not None and cache_seqlens is None:
+        raise RuntimeError("cache_seqlens is missing; it says where k and v are appended: pass an int, or int32 (B,).")
+    starts = _per_sequence("cache_seqlens", cache_seqlens, B, device, capacity)
+    readable = starts.device.type == "cpu"
+    if k is None and readable and ((starts < 0) | (starts > capacity)).any():
+        raise RuntimeError(f"cache_seqlens is {starts.tolist()}; it must be from 0 to {capacity}, a sequence's slots.")
+    return starts
 
 
 def _pages(k_cache, page_table, cache_batch_idx, B):
@@ -125,6 +137,11 @@ def _rotate(q, new, rotary, positions, per_row, interleaved):
             "rotary_cos, rotary_sin, k and v come together; not all of them were given: pass the others "
             "too, or neither table."
         )
+    D, dtype = q.x.shape[-1], q.x.dtype
+    for name, table in zip(("rotary_cos", "rotary_sin"), rotary):
+        if table.dim() != 2 or 2 * table.shape[1] > D or table.dtype != dtype:
+            shape = tuple(table.shape)
+            raise RuntimeError(f"{name} is {table.dtype} {shape}; it must be {dtype} (positions,R/2) with R <= {D}.")
     starts = positions[q.sequence]
     queries = _rotated(q, rotary, starts + q.index if per_row else starts, interleaved)
     return queries, _rotated(new, rotary, positions[new.sequence] + new.index, interleaved)
@@ -186,9 +203,7 @@ def _attend_over_pages(q, caches, k, v, qv, rotary, call, mask, attention_chunk,
     B, device = packed.cu_seqlens.shape[0] - 1, q.device
     pages = _pages(k_cache, call.page_table, call.cache_batch_idx, B)
     capacity = pages.shape[1] * k_cache.shape[1]
-    if k is not None and call.cache_seqlens is None:
-        raise RuntimeError("cache_seqlens is missing; it says where k and v are appended: pass an int, or int32 (B,).")
-    starts = _per_sequence("cache_seqlens", call.cache_seqlens, B, device, capacity)
+    starts = _starts(call.cache_seqlens, k, B, device, capacity)
     positions = _per_sequence("rotary_seqlens", call.rotary_seqlens, B, device, starts)
     leftpad = call.cache_leftpad
     if leftpad is not None:
@@ -304,6 +319,7 @@ def flash_attn_with_kvcache(
     -inf for rows that see no key, +inf for all where the cache has no slot; the last two, scratch of upstream's, hold
         nothing.
     """
+    check_kinds(("q", "k_cache", "v_cache"), (q, k_cache, v_cache))
     arguments.check_no_fp8(q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     num_splits = arguments.check_hints(num_splits, pack_gqa, sm_margin)
     arguments.check_chunk(attention_chunk)
@@ -315,6 +331,7 @@ def flash_attn_with_kvcache(
     caches, rotary = (k_cache, v_cache), (rotary_cos, rotary_sin)
     where = (cache_seqlens, cache_batch_idx, cache_leftpad, page_table)
     if attention_chunk or any(x is not None for x in (qv, cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens)):
+        arguments.check_caches(k_cache=k_cache, v_cache=v_cache)
         call = _Lengths(*where, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, rotary_seqlens)
         out, softmax_lse = _attend_over_pages(
             q, caches, k, v, qv, rotary, call, mask, attention_chunk, rotary_interleaved, options

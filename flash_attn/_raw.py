@@ -13,6 +13,7 @@ from typing import Callable, Optional, Tuple
 import torch
 
 from flash_attn import _backend_choice, _native
+from flash_attn._operators import is_compiling
 
 USE_TRITON_ROCM = _backend_choice.use_triton()
 
@@ -118,6 +119,19 @@ def _flash_attn_varlen_forward(
     return _wrapped_flash_attn_varlen_forward.default(q, k, v, *lengths, *score, return_softmax, *cache, zero_tensors)
 
 
+def _backward(op, inputs, gradients, *rest):
+    """The operator `op`, which writes to `gradients`."""
+    if not is_compiling():
+        return op(*inputs, *gradients, *rest)
+    # Inductor 2.13 takes a view's symbolic offset for 0 where a custom operator writes, but not where torch copies.
+    fresh = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in gradients]
+    softmax_d = op(*inputs, *fresh, *rest)
+    for x, computed in zip(gradients, fresh):
+        if x is not None:
+            x.copy_(computed)
+    return softmax_d
+
+
 def _flash_attn_backward(
     dout: torch.Tensor,
     q: torch.Tensor,
@@ -144,8 +158,8 @@ def _flash_attn_backward(
     Returns softmax_d = rowsum(dout * out), (B,H,Sq). With dropout, rng_state must be the forward's.
     """
     score = (dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
-    tensors = (dout, q, k, v, out, softmax_lse, dq, dk, dv)
-    return _wrapped_flash_attn_backward.default(*tensors, *score, deterministic, rng_state)
+    inputs, gradients = (dout, q, k, v, out, softmax_lse), (dq, dk, dv)
+    return _backward(_wrapped_flash_attn_backward.default, inputs, gradients, *score, deterministic, rng_state)
 
 
 def _flash_attn_varlen_backward(
@@ -175,10 +189,10 @@ def _flash_attn_varlen_backward(
 ) -> torch.Tensor:
     """Packed backward: as `_flash_attn_backward`, with softmax_lse and the returned softmax_d (H,Tq)."""
     score = (dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
-    tensors = (dout, q, k, v, out, softmax_lse, dq, dk, dv)
+    inputs, gradients = (dout, q, k, v, out, softmax_lse), (dq, dk, dv)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     op = _wrapped_flash_attn_varlen_backward.default
-    return op(*tensors, *lengths, *score, deterministic, rng_state, zero_tensors)
+    return _backward(op, inputs, gradients, *lengths, *score, deterministic, rng_state, zero_tensors)
 
 
 def _fake_of(function: Callable) -> Callable:

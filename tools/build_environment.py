@@ -1,8 +1,9 @@
-"""What a build reads from its environment, checked: every variable in one place. Imports neither torch nor setuptools.
+"""Variables of its environment that a build reads, checked. Imports neither torch nor setuptools.
 
-    python tools/build_environment.py     prints what a build here would do
+    python tools/build_environment.py     prints jobs, backends, label and torch of a build here
 
-GPU_ARCHS, PYTORCH_ROCM_ARCH and compilers are read by cmake/FlashAttnGpu.cmake. docs/building.md describes them all.
+GPU_ARCHS, PYTORCH_ROCM_ARCH and GPU compilers are read by cmake/FlashAttnGpu.cmake, FLASH_ATTN_BUILD_DIR, CMAKE_ARGS,
+CXX and SOURCE_DATE_EPOCH by setup.py. docs/building.md describes them all.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ SECTIONS = {
     "Rotary position embedding": (
         "AssertionErrors come from the Python functions, RuntimeErrors from the operators that they call, "
         "`torch.ops.flash_attn.rotate` and `rotate_`. Nothing was rotated. Letters: "
-        "[rotary.h](../csrc/include/flash_attn/rotary.h).",
+        "`csrc/include/flash_attn/rotary.h`.",
         ("csrc/core/rotary_arguments.cpp", "flash_attn/layers/rotary.py", "flash_attn/ops/triton/rotary.py"),
     ),
     "Layers, modules, losses and operations": (
@@ -103,6 +103,9 @@ NOT_PROVOKED = {
     "csrc/core/rotary_arguments.cpp: flash_attn: out ": CPP_CALLERS,
     "csrc/core/score_arguments.cpp: flash_attn: {name} is the gradient of": CPP_CALLERS,
     "csrc/core/score_arguments.cpp: flash_attn: {name} must have the shape of": CPP_CALLERS,
+    "csrc/core/checks.h: flash_attn: {name} must have a shape that memory can hold": CPP_CALLERS,
+    "csrc/core/checks.h: flash_attn: {name} must be where q is": CPP_CALLERS,
+    "csrc/core/key_storage.cpp: flash_attn: block_table must not have more slots": CPP_CALLERS,
     "csrc/core/key_storage.cpp: flash_attn: cache_batch_idx was given with cu_seqlens": CPP_CALLERS,
     "csrc/core/key_storage.cpp: flash_attn: cu_seqlens were given": CPP_CALLERS,
     "csrc/torch/ops.cpp: {name} has no kernel for this kind of tensor": "another text names the argument first",

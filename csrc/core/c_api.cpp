@@ -1,5 +1,6 @@
 // The C interface: structs of any version to the C++ ones, exceptions to status codes.
 #include <cstring>
+#include <limits>
 #include <new>
 
 #include "flash_attn/attention.h"
@@ -9,7 +10,10 @@
 namespace flash_attn {
 namespace {
 
-thread_local std::string last_error;
+// Needs no destructor, so that a call from one that runs after those of the thread finds it.
+thread_local char last_error[2048] = "";
+
+constexpr std::int64_t kMostElements = std::numeric_limits<std::int64_t>::max() / 16;
 
 class VersionError : public std::runtime_error {
  public:
@@ -63,6 +67,8 @@ TensorView view(const flash_attn_tensor& t, const char* name) {
     if (t.sizes[d] < 0)
       throw Error(std::string("flash_attn: ") + name + ".sizes must not be negative, got " +
                   std::to_string(t.sizes[d]));
+    if (t.sizes[d] > 0 && elements > kMostElements / t.sizes[d])
+      throw Error(std::string("flash_attn: ") + name + ".sizes must have a product that memory can hold");
     elements *= t.sizes[d];
   }
   if (!t.data && elements > 0)
@@ -105,11 +111,7 @@ Executor executor_of(const flash_attn_executor* given) {
 template <class Call>
 flash_attn_status guarded(Call&& call) noexcept {
   const auto fail = [](flash_attn_status status, const char* text) noexcept {
-    try {
-      last_error = text;
-    } catch (...) {
-      last_error.clear();
-    }
+    std::strncpy(last_error, text, sizeof(last_error) - 1);
     return status;
   };
   try {
@@ -198,7 +200,7 @@ flash_attn_status flash_attn_rotary(const flash_attn_rotary_args* given, const f
   });
 }
 
-const char* flash_attn_last_error(void) { return flash_attn::last_error.c_str(); }
+const char* flash_attn_last_error(void) { return flash_attn::last_error; }
 const char* flash_attn_version(void) { return flash_attn::kVersion; }
 
 }  // extern "C"

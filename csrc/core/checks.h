@@ -3,6 +3,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <limits>
 #include <sstream>
 
 #include "flash_attn/attention.h"
@@ -45,9 +46,32 @@ inline void check_shape(const char* name, const TensorView& t, std::initializer_
          shape_of(t));
 }
 
-inline void check_contiguous(const char* name, const TensorView& t) {
+// Of such a tensor libraries disagree about what the strides are.
+inline bool has_no_elements(const TensorView& t) {
   for (int d = 0; d < t.ndim; ++d)
-    if (t.sizes[d] == 0) return;  // Nothing to stride over; libraries disagree about what the strides are then.
+    if (t.sizes[d] == 0) return true;
+  return false;
+}
+
+// So that no product of sizes overflows.
+inline void check_sizes(const char* name, const TensorView& t) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 16;
+  std::int64_t elements = 1;
+  for (int d = 0; d < t.ndim; ++d) {
+    if (t.sizes[d] < 0 || (t.sizes[d] > 0 && elements > kMost / t.sizes[d]))
+      fail(name, " must have a shape that memory can hold, got ", shape_of(t));
+    elements *= t.sizes[d] > 0 ? t.sizes[d] : 1;
+  }
+}
+
+inline void check_device(const char* name, const TensorView& t, Device device) {
+  if (t.device != device)
+    fail(name, " must be where q is, ", device == Device::cpu ? "in the CPU's memory" : "on the GPU",
+         "; move it there");
+}
+
+inline void check_contiguous(const char* name, const TensorView& t) {
+  if (has_no_elements(t)) return;
   std::int64_t stride = 1;
   for (int d = t.ndim - 1; d >= 0; --d) {
     if (t.sizes[d] > 1 && t.strides[d] != stride)
@@ -58,6 +82,7 @@ inline void check_contiguous(const char* name, const TensorView& t) {
 }
 
 inline void check_last_stride(const char* name, const TensorView& t) {
+  if (has_no_elements(t)) return;
   if (t.sizes[t.ndim - 1] > 1 && t.strides[t.ndim - 1] != 1)
     fail(name, " must have a contiguous last dimension (stride 1), got strides ", list(t.strides.data(), t.ndim),
          "; pass ", name, ".contiguous()");

@@ -1,5 +1,7 @@
 #include "core/key_storage.h"
 
+#include <limits>
+
 #include "core/checks.h"
 #include "core/rotary.h"
 #include "core/validate.h"
@@ -28,7 +30,11 @@ void resolve_pages(const AttentionProblem& r, const KeyNames& names, Problem& p)
         "cache_batch_idx=None");
   const index_t page = r.k.sizes[1];
   if (page < 1) fail(names.k, " must have pages of at least one slot, got shape ", shape_of(r.k));
-  p.storage.pages = static_cast<const std::int32_t*>(t.data);
+  if (t.sizes[1] > std::numeric_limits<index_t>::max() / page)
+    fail("block_table must not have more slots than a 64-bit number counts, got shape ", shape_of(t), " and pages of ",
+         page);
+  static constexpr std::int32_t no_pages = 0;  // An empty table may have no memory, and is one by its pointer.
+  p.storage.pages = t.data ? static_cast<const std::int32_t*>(t.data) : &no_pages;
   p.storage.pages_stride = t.strides[0];
   p.storage.page_size = page;
   if (!p.varlen) p.Sk = t.sizes[1] * page;
@@ -70,7 +76,7 @@ void check_contents(const AttentionProblem& r, const KeyNames& names, const Prob
     if (s.batch_index && (s.batch_index[b] < 0 || s.batch_index[b] >= r.k.sizes[0]))
       fail("cache_batch_idx must be from 0 to ", r.k.sizes[0] - 1, ", the batch elements of ", names.k,
            ", got cache_batch_idx[", b, "] = ", s.batch_index[b]);
-    for (index_t n = 0; s.pages && n * s.page_size < used; ++n) {
+    for (index_t n = s.pages && s.leftpad ? s.leftpad[b] / s.page_size : 0; s.pages && n * s.page_size < used; ++n) {
       const index_t page = s.pages[b * s.pages_stride + n];
       if (page < 0 || page >= r.k.sizes[0])
         fail("block_table must hold pages from 0 to ", r.k.sizes[0] - 1, ", those of ", names.k, ", got block_table[",
@@ -87,6 +93,8 @@ void resolve_new_keys(const CacheArgs& args, CacheProblem& c) {
   const index_t rows = args.k_new.sizes[1];
   const auto check = [&](const char* name, const TensorView& t, index_t features, const char* letters) {
     check_dtype(name, t, p.dtype, " (that of q)");
+    check_device(name, t, p.device);
+    check_sizes(name, t);
     check_shape(name, t, {p.B, rows, p.Hk, features}, letters);
     check_last_stride(name, t);
   };

@@ -101,7 +101,9 @@ void resolve_score_gradients(const BackwardArgs& args, BackwardProblem& b) {
   if (args.dbias.given()) {
     const TensorView& t = args.dbias;
     check_like("dbias", t, "attn_bias", args.problem.attn_bias);
-    b.dbias = {t.data, t.dtype, broadcast_stride(t, 0), broadcast_stride(t, 1), broadcast_stride(t, 2), 1};
+    // Strides of a table without elements say nothing; none is written.
+    if (!has_no_elements(t))
+      b.dbias = {t.data, t.dtype, broadcast_stride(t, 0), broadcast_stride(t, 1), broadcast_stride(t, 2), 1};
   }
   if (args.dsink.given()) {
     check_like("dsink", args.dsink, "learnable_sink", args.problem.learnable_sink);

@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #if !defined(_WIN32)
@@ -34,7 +35,7 @@ class ThreadPool {
     std::lock_guard<std::mutex> turn(callers_);
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      while (static_cast<int>(workers_) < n - 1) start_worker();
+      while (workers_ < n - 1 && start_worker()) continue;
       body_ = body;
       arg_ = arg;
       next_ = 1;
@@ -77,9 +78,15 @@ class ThreadPool {
 #endif
   }
 
-  void start_worker() {
+  // Whether the system gives one more: jobs do without where it does not, and the next one asks again.
+  bool start_worker() {
+    try {
+      std::thread([this] { work(); }).detach();
+    } catch (const std::system_error&) {
+      return false;
+    }
     ++workers_;
-    std::thread([this] { work(); }).detach();
+    return true;
   }
 
   void work() {

@@ -14,6 +14,8 @@ void check_input(const char* name, const TensorView& t, const TensorView& q, int
   if (!t.given()) fail(name, " is missing; pass a tensor of shape ", letters);
   if (t.ndim != ndim) fail(name, " must have ", ndim, " dimensions ", letters, ", got shape ", shape_of(t));
   check_dtype(name, t, q.dtype, " (that of q)");
+  check_device(name, t, q.device);
+  check_sizes(name, t);
   check_last_stride(name, t);
 }
 
@@ -23,6 +25,7 @@ void check_related(const char* name, const TensorView& t, const Problem& p, bool
   const char* letters = p.varlen ? packed_letters : dense_letters;
   if (!t.given()) fail(name, " is missing; pass a tensor of shape ", letters);
   check_dtype(name, t, p.dtype, " (that of q)");
+  check_device(name, t, p.device);
   if (p.varlen)
     check_shape(name, t, {query_rows ? p.Tq : p.Tk, heads, features}, letters);
   else
@@ -33,6 +36,7 @@ void check_related(const char* name, const TensorView& t, const Problem& p, bool
 void check_lse_shaped(const char* name, const TensorView& t, const Problem& p) {
   if (!t.given()) fail(name, " is missing; pass a tensor of shape ", p.varlen ? "(H, Tq)" : "(B, H, Sq)");
   check_dtype(name, t, lse_dtype(p.dtype), p.dtype == DType::f64 ? " (q is float64)" : "");
+  check_device(name, t, p.device);
   if (p.varlen)
     check_shape(name, t, {p.H, p.Tq}, "(H, Tq)");
   else
@@ -53,10 +57,20 @@ void check_cu_seqlens(const char* name, const TensorView& t) {
   check_contiguous(name, t);
 }
 
+// cu_seqlens are 32-bit numbers, and so is what they bound.
+void check_longest(const char* name, std::int64_t rows) {
+  if (rows < 0) fail(name, " must not be negative, got ", rows);
+  if (rows > std::numeric_limits<std::int32_t>::max()) fail(name, " must be below 2^31, got ", rows);
+}
+
+// Arithmetic on scores is in fp32, or in fp64 where q is.
 void check_scalars(const AttentionProblem& r) {
-  if (!std::isfinite(r.softmax_scale)) fail("softmax_scale must be finite, got ", r.softmax_scale);
+  const double most = r.q.dtype == DType::f64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+  if (!(std::abs(r.softmax_scale) <= most)) fail("softmax_scale must be finite, got ", r.softmax_scale);
   if (std::isnan(r.softcap) || std::isinf(r.softcap))
     fail("softcap must be finite (0 or less: no softcap), got ", r.softcap);
+  if (r.q.dtype != DType::f64 && r.softcap > 0.0 && !(r.softcap >= 1e-30 && r.softcap <= 1e30))
+    fail("softcap must be from 1e-30 to 1e30, or 0 for none, got ", r.softcap);
   if (!(r.dropout_p >= 0.0 && r.dropout_p < 1.0)) fail("dropout_p must be in [0, 1), got ", r.dropout_p);
   if (r.softcap > 0.0 && r.dropout_p > 0.0)
     fail("softcap and dropout are not supported together, got softcap = ", r.softcap, " and dropout_p = ", r.dropout_p,
@@ -113,8 +127,8 @@ void resolve_varlen(const AttentionProblem& r, Problem& p) {
     check_shape("k", r.k, {p.Tk, p.Hk, p.D}, k_shape);
     check_shape("v", r.v, {p.Tk, p.Hk, p.Dv}, v_shape);
   }
-  if (r.max_seqlen_q < 0) fail("max_seqlen_q must not be negative, got ", r.max_seqlen_q);
-  if (r.max_seqlen_k < 0) fail("max_seqlen_k must not be negative, got ", r.max_seqlen_k);
+  check_longest("max_seqlen_q", r.max_seqlen_q);
+  check_longest("max_seqlen_k", r.max_seqlen_k);
   p.Sq = r.max_seqlen_q;
   p.Sk = r.max_seqlen_k;
   if (p.device == Device::cpu) {
@@ -181,6 +195,7 @@ Problem validate(const AttentionProblem& r) { return resolve_problem(r, {}, 0); 
 Problem resolve_problem(const AttentionProblem& r, const KeyNames& names, index_t appended) {
   if (!r.q.given()) fail("q is missing; pass a tensor of shape (B, Sq, H, D), or (Tq, H, D) with cu_seqlens");
   if (!is_floating(r.q.dtype)) fail("q must be float16, bfloat16, float32 or float64, got ", to_string(r.q.dtype));
+  check_sizes("q", r.q);
   check_scalars(r);
   Problem p;
   p.dtype = r.q.dtype;

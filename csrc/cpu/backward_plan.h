@@ -137,18 +137,30 @@ struct BackwardPlan {
   // so that no task that sees fewer of them, under a causal mask, waits for one that sees more; but the parts of one
   // that is cut for the threads' sake in the order in which its products would sum them. Tiles, of whose blocks a chunk
   // is many, meet them head by head, so that chunks see as much: blocks of all heads in turn were 10 % slower there.
+  // `ahead` uncut blocks, the first ones, come before the last one.
   template <class Work>
-  FA_INLINE bool any_in_order(Range chunk, index_t of_head, const Work& work) const {
+  FA_INLINE bool any_in_order(Range chunk, index_t of_head, index_t ahead, const Work& work) const {
     const index_t group = p.group(), uncut = ceil_div(of_head, parts), last = of_head - (uncut - 1) * parts;
     const auto nth = [&](index_t n) {
-      if (Target::kTiled) return work(n / of_head, of_head - 1 - n % of_head);
-      if (n < group * last) return work(n / last, of_head - last + n % last);
+      if (Target::kTiled) return work(n / of_head, (2 * of_head - 1 - n % of_head + ahead) % of_head);
+      const auto of_block = [&](index_t block, index_t of, index_t m) { return work(m / of, block * parts + m % of); };
+      const index_t whole = group * parts;
+      if (n < ahead * whole) return of_block(ahead - 1 - n / whole, parts, n % whole);
+      n -= ahead * whole;
+      if (n < group * last) return of_block(uncut - 1, last, n);
       n -= group * last;
-      return work(n / parts % group, (uncut - 2 - n / (parts * group)) * parts + n % parts);
+      return of_block(uncut - 2 - n / whole, parts, n % whole);
     };
     for (index_t n = chunk.begin; n < chunk.end; ++n)
       if (nth(n)) return true;
     return false;
+  }
+  // How many uncut blocks of a key head come before the last one. Where there is one key block, each query block's dq
+  // is stored at once, and threads that walk the same rows of many heads at the same pace would all make the same fresh
+  // pages (docs/cpu-products.md): each key head begins elsewhere.
+  index_t blocks_ahead(const Sequence& sequence, index_t hk) const {
+    const index_t uncut = ceil_div(ceil_div(sequence.q_len, tiles.queries), parts);
+    return sequence.k_len <= tiles.keys ? hk * uncut / p.Hk : 0;
   }
   index_t unit_blocks() const { return p.group() * query_blocks; }
   index_t blocks_of(const Sequence& sequence) const { return p.group() * ceil_div(sequence.q_len, tiles.queries); }

@@ -66,7 +66,8 @@ class BackwardWalk {
   template <class Work>
   FA_INLINE bool any_of_chunk(const Keys& k, index_t c, const Work& work) const {
     const index_t blocks = plan_.blocks_of(k.sequence);
-    return plan_.any_in_order({c * blocks / k.chunks, (c + 1) * blocks / k.chunks}, blocks / p_.group(), work);
+    const Range chunk{c * blocks / k.chunks, (c + 1) * blocks / k.chunks};
+    return plan_.any_in_order(chunk, blocks / p_.group(), plan_.blocks_ahead(k.sequence, k.hk), work);
   }
   bool chunk_sees(const Keys& k, index_t c) const {
     return any_of_chunk(k, c, [&](index_t head, index_t block) {

@@ -130,8 +130,10 @@ class Forward {
   void run_task(index_t unit, index_t task, const Scratch& s, const Pack& pack) const {
     [[maybe_unused]] const typename Target::Tiles::Session session;
     const index_t g = task % p_.group(), nth = task / p_.group();
-    Block& block = begin(unit, g, plan_.alone ? nth : plan_.query_blocks - 1 - nth, s);
-    if (block.rows == 0) return;
+    const Sequence sequence = p_.sequence(units_.b(unit));
+    if (nth >= plan_.blocks_of(sequence)) return;
+    Block& block = begin(unit, g, plan_.block_in_turn(sequence, units_.hk(unit), nth), s);
+    block.nth = nth;
     if (asks_ahead<Target>()) block.next = ahead_.of(block, unit);
     pack(block);
     attend(block, {plan_.first_key(block), block.keys.end}, s);
@@ -360,7 +362,7 @@ class Forward {
       // The sink is one more key, of value 0.
       const SoftmaxState<Real> sink{sink_log2<Target>(p_, block.head(r + n)), Real(1)};
       Real of_sum, unused;
-      if (!(sink.m > -std::numeric_limits<Real>::infinity())) continue;
+      if (sink.m == -std::numeric_limits<Real>::infinity()) continue;
       s.state[r + n].merge(sink, of_sum, unused);
       factor[n] *= of_sum;
     }

@@ -34,11 +34,9 @@ class ForwardAhead {
       add(next, block, p_.q, block.b, sequence.q_begin + block.first, block.h + 1, p_.D, block.rows);
       return next;
     }
-    const index_t queries = plan_.tiles.queries, blocks = ceil_div(sequence.q_len, queries),
-                  nth = block.first / queries;
-    const index_t left = plan_.alone ? blocks - 1 - nth : nth;  // Blocks of the unit that have yet to come.
+    const index_t blocks = plan_.blocks_of(sequence), left = blocks - 1 - block.nth;
     if (left > 0) {
-      const Range rows = rows_of(sequence, plan_.alone ? nth + 1 : nth - 1);
+      const Range rows = rows_of(sequence, hk, block.nth + 1);
       add(next, block, p_.q, block.b, sequence.q_begin + rows.begin, hk * p_.group(), p_.D, rows.end - rows.begin);
       const Range seen = block.rules[0].visible_keys(rows);
       const Range fresh = plan_.alone ? Range{end_packed(sequence, block.keys), end_packed(sequence, seen)}
@@ -58,9 +56,9 @@ class ForwardAhead {
   static index_t end_packed(const Sequence& sequence, Range keys) {
     return min_of(round_up(keys.end, kPackedKeys), sequence.k_len);
   }
-  // Of the query block `nth`.
-  Range rows_of(const Sequence& sequence, index_t nth) const {
-    const index_t first = nth * plan_.tiles.queries;
+  // Of the query block whose turn is nth.
+  Range rows_of(const Sequence& sequence, index_t hk, index_t nth) const {
+    const index_t first = plan_.block_in_turn(sequence, hk, nth) * plan_.tiles.queries;
     return {first, min_of(first + plan_.tiles.queries, sequence.q_len)};
   }
 
@@ -69,7 +67,7 @@ class ForwardAhead {
     const Sequence sequence = p_.sequence(b);
     if (sequence.q_len == 0) return;
     const index_t h = hk * p_.group();
-    const Range rows = rows_of(sequence, plan_.alone ? 0 : (sequence.q_len - 1) / plan_.tiles.queries);
+    const Range rows = rows_of(sequence, hk, 0);
     if (part == parts - 1) add(next, block, p_.q, b, sequence.q_begin + rows.begin, h, p_.D, rows.end - rows.begin);
     Range keys = p_.template score_rule<Real>(b, h).visible_keys(rows);
     keys = {begin_packed(keys), end_packed(sequence, keys)};

@@ -24,6 +24,7 @@ struct ForwardBlock {
   using Real = typename Target::Real;
 
   index_t b, h, heads, first, rows;
+  index_t nth;  // Of its sequence's blocks, by their turn (ForwardPlan::block_in_turn).
   Sequence sequence;
   const ScoreRule<Real>* rules;    // heads
   const typename Target::Elem* q;  // Its rows, as products take them, q_stride apart.
@@ -124,6 +125,8 @@ struct ForwardPlan {
   using Real = typename Target::Real;
   static constexpr index_t kWidth = Target::kWidth, kRows = Target::kRows, kNeighbours = query_align(kRows);
   static constexpr bool kInPlace = std::is_same_v<Elem, Real>;  // P can overwrite the scores.
+  static constexpr index_t kManyThreads = 4;
+
   ForwardPlan(const ForwardProblem& forward, const Executor& executor, Approach how, const Units& these)
       : f(forward),
         p(f.problem),
@@ -144,7 +147,8 @@ struct ForwardPlan {
         packed(p, format, keys_to_hold(), !(alone && has_window() && asks_ahead<Target>()), pairs),
         q_stride(Target::kParts * round_up(p.D, kWidth)),
         o_stride(round_up(p.Dv, kWidth)),
-        query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)) {}
+        query_blocks(ceil_div(units.longest_q() * heads, tiles.queries)),
+        crowded(executor.num_threads >= kManyThreads && !Units::quick_to_allocate(p.Tq * p.H * p.Dv * format.size)) {}
 
   // Fewer when there would be too few tasks for the threads, since a row's result does not depend on its neighbours.
   index_t heads_together(int threads) const {
@@ -240,12 +244,22 @@ struct ForwardPlan {
   // With fewer units than threads, several of which work on each, waiting for what another packs and fetching it from
   // its cache takes longer, but with two or three threads.
   bool can_pack_alone(index_t threads) const {
-    constexpr index_t kManyThreads = 4, kMostKeys = 4096;
+    constexpr index_t kMostKeys = 4096;
     const PackedKeys<Target> seen(p, format, most_seen(), false, pairs);
     const bool pays =
         units.count() >= threads ? most_seen() < all_keys() : threads >= kManyThreads && all_keys() <= kMostKeys;
     return pays && Units::quick_to_allocate(threads * seen.block_elems() * index_t(sizeof(Elem)));
   }
+
+  // The block of packed keys' queries whose turn is nth: from the first to the last where workers pack for themselves,
+  // from the last to the first where they share. Many threads, each at another head, go through the same rows at the
+  // same pace: those of a large output are in fresh pages, and each thread would make the same ones
+  // (docs/cpu-products.md). There each key head begins elsewhere.
+  index_t block_in_turn(const Sequence& sequence, index_t hk, index_t nth) const {
+    const index_t blocks = blocks_of(sequence), n = (nth + (crowded ? hk * blocks / p.Hk : 0)) % blocks;
+    return alone ? n : blocks - 1 - n;
+  }
+  index_t blocks_of(const Sequence& sequence) const { return ceil_div(sequence.q_len, tiles.queries); }
 
   // With room for `slots` blocks.
   ForwardScratch<Target> carve(char* base, index_t slots) const {
@@ -379,6 +393,7 @@ struct ForwardPlan {
   const PackedKeys<Target> packed;
   const index_t q_stride, o_stride;
   const index_t query_blocks;
+  const bool crowded;  // Many threads meet in fresh pages.
 };
 
 }  // namespace flash_attn::cpu

@@ -73,6 +73,7 @@ class ForwardStrips {
         search(x, {c.begin, c.end}, top);
         s.state[r].raise(Simd::reduce_max(top[0]) * factor);
       });
+      for (index_t r = 0; p_.sink && r < block.rows; ++r) s.state[r].raise(sink_log2<Target>(p_, block.head(r)));
     }
     each_row_of_scores(block, s, [&](index_t r, const Columns& c, Real* x, Real factor) {
       write_dmask_row(block, r, c, x, factor, s);

@@ -34,12 +34,22 @@ void release(char* data, index_t bytes) {
 }
 
 struct KeptBlock {
-  char* data = nullptr;
-  index_t bytes = 0;
-  bool in_use = false;
-  ~KeptBlock() { release(data, bytes); }
+  char* data;
+  index_t bytes;
+  bool in_use;
 };
-thread_local KeptBlock kept;
+thread_local KeptBlock kept{nullptr, 0, false};
+
+// Gives the block back when its thread ends. Destructors that run after this one may still call: `kept`, which has
+// none, then says that they allocate for themselves.
+struct AtThreadExit {
+  bool armed = false;
+  ~AtThreadExit() {
+    release(kept.data, kept.bytes);
+    kept = {nullptr, 0, true};
+  }
+};
+thread_local AtThreadExit at_thread_exit;
 
 }  // namespace
 
@@ -50,6 +60,7 @@ Workspace::Workspace(index_t bytes, Keep keep)
     return;
   }
   if (kept.bytes < bytes) {
+    at_thread_exit.armed = true;
     release(kept.data, kept.bytes);
     kept.data = nullptr;
     kept.bytes = 0;

@@ -99,6 +99,8 @@ def _attention() -> Iterator[Case]:
     yield Case("flash_attn_2_cuda.fwd", "q", lambda: _raw_forward(torch.zeros(1, 3, H, D)._neg_view()))
     yield _varlen("num_splits", num_splits=-1)
     yield _varlen("max_seqlen_q", max_seqlen_q=-1, dropout_p=0.5, return_attn_probs=True)
+    yield _varlen("max_seqlen_q", max_seqlen_q=1 << 31)
+    yield _dense("softcap", softcap=1e-40)
     yield Case("flash_attn_2_cuda.varlen_fwd", "num_splits", _splits_of_pages)
     pages = torch.zeros(3, 4, HK, D)
     used = dict(block_table=int32(0, 1).view(2, 1))
@@ -285,6 +287,9 @@ def _fa3_cache() -> Iterator[Case]:
         ("page_table", dict(page_table=table + 5)),
         ("cache_seqlens", dict(cache_seqlens=int32(7, 2))),
         ("cache_seqlens", dict(cache_seqlens=None)),
+        ("cache_seqlens", dict(k=None, v=None, cu_seqlens_k_new=None, cache_seqlens=9)),
+        ("v_cache", dict(v_cache=torch.zeros(8, HK, DV))),
+        ("rotary_sin", dict(rotary_cos=ones, rotary_sin=ones.double())),
         ("rotary_cos", dict(rotary_cos=ones[:2], rotary_sin=ones[:2])),
         ("rotary_cos", dict(rotary_cos=ones)),
         ("rotary_seqlens", dict(rotary_seqlens=int32(1, 2))),

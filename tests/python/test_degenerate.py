@@ -42,6 +42,23 @@ def test_whole_call_without_queries_or_keys(settings, pair, varlen, dtype):
 
 @DEGENERATE
 @pytest.mark.second_torch
+def test_strides_of_nothing_are_of_no_matter():
+    """sum's gradient has strides of 0, and of a tensor without elements contiguous() keeps whatever there is."""
+    ends = torch.zeros(2, dtype=torch.int32)
+    keys = torch.tensor([0, 6], dtype=torch.int32)
+    for shape in ((1, 0, 4, 16), (0, 4, 16)):
+        q = torch.randn(shape, requires_grad=True)
+        kv = torch.randn(*((1,) if len(shape) == 4 else ()), 6, 4, 16, requires_grad=True)
+        call = flash_attn_func(q, kv, kv) if len(shape) == 4 else flash_attn_varlen_func(q, kv, kv, ends, keys, 0, 6)
+        call.sum().backward()
+        assert q.grad.shape == q.shape and kv.grad.eq(0).all()
+    apart = torch.empty_strided((1, 0, 4, 16), (0, 0, 32, 2))
+    assert flash_attn_func(apart, kv[None], kv[None]).shape == (1, 0, 4, 16)
+    assert flash_attn_func(kv[None], apart, apart).eq(0).all()
+
+
+@DEGENERATE
+@pytest.mark.second_torch
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("varlen", [False, True], ids=["dense", "varlen"])
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from typing import Any, Dict
 
@@ -16,7 +17,8 @@ import torch
 from functions import raw_module
 
 import flash_attn
-from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+import flash_attn_interface as fa3
+from flash_attn import _kvcache, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 FACTORS: Dict[str, Any] = {
     "storage": ("rows", "cache_batch_idx", "permuted", "page 1", "page 3", "page 16", "page 256"),
@@ -241,6 +243,93 @@ def test_under_compile():
     tables = (None, None, c.cache_seqlens, None, None, None)
     args = (c.q, c.k_cache, c.v_cache, c.k, c.v, *tables, 0.125, True, -1, -1, 0.0, True, None, 0)
     torch.library.opcheck(torch.ops.flash_attn.attention_with_kvcache.default, args)
+
+
+LAYOUTS = {  # Of a tensor with both caches: its shape, and the caches (B,S,Hk,D).
+    "(2,B,S,H,D)": (lambda S: (2, 2, S, 2, 16), lambda kv: (kv[0], kv[1])),
+    "(B,S,2,H,D)": (lambda S: (2, S, 2, 2, 16), lambda kv: (kv[:, :, 0], kv[:, :, 1])),
+    "(2,B,H,S,D)": (lambda S: (2, 2, 2, S, 16), lambda kv: kv.transpose(2, 3).unbind(0)),
+}
+
+
+@pytest.mark.requires_torch(2, 4, "torch.compile as used here came with torch 2.4")
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("function", [flash_attn_with_kvcache, fa3.flash_attn_with_kvcache], ids=["fa2", "fa3"])
+def test_compiled_appending_reaches_views(function, layout, dynamic):
+    """Inductor keeps what is written to caches that lie in one tensor, of which it makes a graph for every length."""
+    shape, split = LAYOUTS[layout]
+    generator = torch.Generator().manual_seed(0)
+
+    def step(kv, q, k, v, lengths, cos, sin):
+        new = {"k": k, "v": v, "rotary_cos": cos, "rotary_sin": sin}
+        return function(q, *split(kv), cache_seqlens=lengths, causal=True, **new)
+
+    torch._dynamo.reset()
+    fast = torch.compile(step, fullgraph=True, dynamic=dynamic)
+    cos, sin, lengths = torch.rand(40, 4), torch.rand(40, 4), torch.tensor([3, 5], dtype=torch.int32)
+    for S in (32, 40):
+        q, k, v = (torch.randn(2, 2, 2, 16, generator=generator) for _ in range(3))
+        ours = torch.randn(shape(S), generator=generator)
+        theirs, before = ours.clone(), ours.clone()
+        out, expected = fast(ours, q, k, v, lengths, cos, sin), step(theirs, q, k, v, lengths, cos, sin)
+        assert torch.equal(out, expected) and torch.equal(ours, theirs) and not torch.equal(ours, before)
+    too_long, kept = torch.tensor([3, 39], dtype=torch.int32), ours.clone()
+    with pytest.raises(RuntimeError, match="cache_seqlens and 2 new keys need 41 slots in sequence 1"):
+        fast(ours, q, k, v, too_long, cos, sin)
+    assert torch.equal(ours, kept)
+
+
+def arguments_of_operator(call: model.Call):
+    """The arguments of torch.ops.flash_attn.attention_with_kvcache."""
+    call.options.setdefault("softmax_scale", 0.25)
+    bound = inspect.signature(flash_attn_with_kvcache).bind(**call.arguments())
+    bound.apply_defaults()
+    left, right = bound.arguments.pop("window_size")
+    bound.arguments.update(window_left=left, window_right=right)
+    names = (
+        "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad block_table "
+        "softmax_scale causal window_left window_right softcap rotary_interleaved alibi_slopes num_splits"
+    )
+    return [bound.arguments[name] for name in names.split()]
+
+
+STORED = [
+    {"new": 3, "Sq": 3, "rotary": "part", "leftpad": True, "mask": "both", "extra": "alibi"},
+    {"storage": "page 3", "new": 70, "Sq": 1, "rotary": "halves", "mask": "full", "dtype": "bf16"},
+    {"storage": "page 16", "new": 1, "Sq": 3, "rotary": "interleaved", "mask": "narrow", "extra": "softcap"},
+    {"storage": "cache_batch_idx", "new": 3, "Sq": 70, "num_splits": 5, "dtype": "fp64"},
+    {"storage": "permuted", "new": 0, "Sq": 3, "leftpad": True},
+    {"storage": "page 1", "new": 0, "Sq": 1},
+]
+
+
+@pytest.mark.requires_torch(2, 4, "torch.compile as used here came with torch 2.4")
+@pytest.mark.parametrize("row", STORED, ids=str)
+def test_appending_by_torch_gives_the_same_bits(row, monkeypatch):
+    """What compilers get for caches at symbolic offsets, and what the operator does by itself."""
+    monkeypatch.setattr(_kvcache, "_is_symbolic", lambda number: True)
+    ours, theirs = make_call({**PLAIN, **row}), make_call({**PLAIN, **row})
+    if row.get("storage") == "cache_batch_idx":  # Several sequences append to the same slots: the last one's keys stay.
+        for call in (ours, theirs):
+            call.cache_batch_idx[:] = 1
+            call.cache_seqlens[:] = torch.tensor([5, 6, 5])
+    results = _kvcache._traced(*arguments_of_operator(ours))
+    expected = torch.ops.flash_attn.attention_with_kvcache(*arguments_of_operator(theirs))
+    assert all(torch.equal(a, b) for a, b in zip(results, expected))
+    assert torch.equal(ours.k_cache, theirs.k_cache) and torch.equal(ours.v_cache, theirs.v_cache)
+
+
+@pytest.mark.requires_torch(2, 4, "torch.compile as used here came with torch 2.4")
+def test_appending_by_torch_where_values_lie_in_the_keys(monkeypatch):
+    """The latent of absorbed attention is both: its first features are the values, and the new values stay."""
+    monkeypatch.setattr(_kvcache, "_is_symbolic", lambda number: True)
+    caches = [torch.ones(3, 290, 2, 64) for _ in range(2)]
+    for cache, append in zip(caches, (_kvcache._traced, torch.ops.flash_attn.attention_with_kvcache)):
+        call = make_call({**PLAIN, "new": 3})
+        call.k_cache, call.v_cache, call.v = cache, cache[..., :40], call.v[..., :40]
+        append(*arguments_of_operator(call))
+    assert torch.equal(*caches) and not torch.equal(caches[0], torch.ones_like(caches[0]))
 
 
 def test_explained():

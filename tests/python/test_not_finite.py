@@ -19,7 +19,7 @@ import torch
 from devices import CPU, OTHERS, SIMULATED, Device, needs_code
 from not_finite import MASKS, Call, features_of_a_gpu
 
-from flash_attn import flash_attn_varlen_func
+from flash_attn import flash_attn_func, flash_attn_varlen_func
 
 # (Sq, Sk, H, Hk): rows of a cache where they are, strips and queries in the lanes, several blocks of keys.
 SHAPES = ((1, 300, 4, 1), (9, 150, 4, 2), (70, 140, 4, 2), (150, 650, 2, 2))
@@ -66,6 +66,22 @@ def test_nan_of_a_bias_reaches_its_row(dtype, isa):
             expected = torch.ones_like(finite[name])
             expected[0, row, 0] = False
             assert torch.equal(finite[name], expected), (name, call)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_nan_of_a_sink_reaches_its_head(dtype, isa):
+    for shape in SHAPES:
+        Sq, Sk, H, Hk = shape
+        sink = torch.zeros(H)
+        sink[H - 1] = math.nan
+        g = torch.Generator().manual_seed(0)
+        leaves = [torch.randn(2, rows, heads, 64, generator=g) for rows, heads in ((Sq, H), (Sk, Hk), (Sk, Hk))]
+        leaves = [x.to(harness.TORCH_DTYPES[dtype]).requires_grad_() for x in leaves]
+        out, lse, _ = flash_attn_func(*leaves, learnable_sink=sink, return_attn_probs=True)
+        (dq,) = torch.autograd.grad(out, leaves[:1], torch.ones_like(out))
+        for x in (out, lse[..., None].transpose(1, 2), dq):
+            finite = torch.isfinite(x).all(-1)
+            assert finite[:, :, : H - 1].all() and not finite[:, :, H - 1].any(), shape
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])

@@ -199,6 +199,33 @@ def test_gradient_buffers_may_be_none(missing):
     assert all(values[n] is None or torch.equal(values[n], x) for n, x in expected.items())
 
 
+@pytest.mark.requires_torch(2, 4, "torch.compile as used here came with torch 2.4")
+@pytest.mark.parametrize("varlen", [False, True], ids=["dense", "varlen"])
+def test_compiled_backward_into_one_tensor(varlen):
+    """Inductor keeps what is written to slices of one dqkv, also where sizes are symbolic."""
+    rest = (0.0, 0.25, True, -1, -1, 0.0, None, False)
+
+    def step(q, k, v, dout):
+        dqkv = q.new_zeros(*q.shape[:-2], 3, *q.shape[-2:])
+        gradients = dqkv.unbind(-3)
+        if not varlen:
+            out, lse, _, state = interface._flash_attn_forward(q, k, v, *rest)
+            delta = interface._flash_attn_backward(dout, q, k, v, out, lse, *gradients, *rest, state)
+            return dqkv, delta
+        T = q.shape[0]
+        lengths = (torch.tensor([0, T], dtype=torch.int32),) * 2 + (T, T)
+        out, lse, _, state = interface._flash_attn_varlen_forward(q, k, v, *lengths, *rest)
+        delta = interface._flash_attn_varlen_backward(dout, q, k, v, out, lse, *gradients, *lengths, *rest, state)
+        return dqkv, delta
+
+    torch._dynamo.reset()
+    fast = torch.compile(step, fullgraph=True, dynamic=True)
+    for S in (9, 14):
+        given = [torch.randn(*(() if varlen else (2,)), S, 2, 16) for _ in range(4)]
+        for actual, expected in zip(fast(*given), step(*given)):
+            assert torch.equal(actual, expected) and expected.abs().sum() > 0
+
+
 @pytest.mark.parametrize("num_splits", (0, 1, 2))
 def test_num_splits_of_paged_varlen(num_splits):
     """Upstream's rule: the default equals 0 to the bit, more than one split is refused with pages."""

@@ -63,12 +63,13 @@ struct AttentionProblem {
   TensorView q, k, v;                     ///< fp16, bf16, fp32 or fp64 (fp64 on the CPU only), all the same.
   TensorView cu_seqlens_q, cu_seqlens_k;  ///< int32 (B+1), contiguous, starting at 0, not decreasing. Both or neither.
                                           ///< In GPU memory they are not checked but clamped to the tensors.
-  std::int64_t max_seqlen_q = 0;          ///< Varlen only: an upper bound of the sequence lengths.
+  std::int64_t max_seqlen_q = 0;          ///< Varlen only: an upper bound of the sequence lengths, below 2^31.
   std::int64_t max_seqlen_k = 0;
   double softmax_scale = 1.0;  ///< Score = scale * q.k
   double softcap = 0.0;  ///< > 0: score = softcap * tanh(score / softcap), before ALiBi and mask. Not with dropout.
   bool causal = false;   ///< Query i sees key j iff j <= i + Sk - Sq.
-  std::int64_t window_left = -1;  ///< Query i sees [i + Sk - Sq - left, i + Sk - Sq + right]; negative is unbounded.
+  std::int64_t window_left = -1;  ///< Query i sees [i + Sk - Sq - left, i + Sk - Sq + right]; negative is unbounded,
+                                  ///< and as in FlashAttention-2 so is a side of at least Sk, in varlen max_seqlen_k.
   std::int64_t window_right = -1;
   TensorView alibi_slopes;  ///< fp32 (H) or (B,H): adds -slope * |i + Sk - Sq - j|.
   double dropout_p =
@@ -76,7 +77,7 @@ struct AttentionProblem {
   TensorView rng_state;  ///< int64 (2): Philox seed and offset. Required when dropout_p > 0.
 
   // In the tables below varlen's Sq and Sk are max_seqlen_q and max_seqlen_k, and rows and keys count from the
-  // beginning of each sequence. A dimension of size 1 holds for all.
+  // beginning of each sequence, keys from the first one after leftpad_k. A dimension of size 1 holds for all.
   TensorView attn_bias;  ///< dtype of q or fp32, (B|1,H|1,Sq|1,Sk), last stride 1: added to the score after softcap, as
                          ///< ALiBi is. -inf masks.
   TensorView attn_mask;  ///< boolean (one byte, nonzero keeps): (B,Sk), (B,Sq,Sk) or (B,H,Sq,Sk), each dimension or 1.
@@ -100,9 +101,9 @@ struct ForwardArgs {
       out;  ///< dtype of q; (B,Sq,H,Dv) or (Tq,H,Dv). Rows that see no key and rows past the last sequence are 0.
   TensorView lse;  ///< Natural log, contiguous; fp32 (fp64 if q is): (B,H,Sq) or (H,Tq). +inf for a row that sees no
                    ///< key; with a sink every row has it.
-  TensorView
-      s_dmask;  ///< Optional, dtype of q, contiguous (B,H,Sq,Sk) or (B,H,max_seqlen_q,max_seqlen_k): exp(score - row
-                ///< maximum), negative where dropout drops the element, 0 where the mask hides it. Needs dropout_p > 0.
+  TensorView s_dmask;  ///< Optional, dtype of q, contiguous (B,H,Sq,Sk) or (B,H,max_seqlen_q,max_seqlen_k): exp(score -
+                       ///< row maximum, the sink among it), negative where dropout drops the element, 0 where the mask
+                       ///< hides it. Needs dropout_p > 0.
 };
 
 struct BackwardArgs {
@@ -139,7 +140,7 @@ struct GpuQueue {
 
 /// Host threads, and the queue of a GPU call. `run` calls body(arg, worker) for worker = 0 and for as many of 1 .. n-1
 /// as it has threads for, each once and possibly at once, and returns when these calls have. Results never depend on
-/// how many there were.
+/// how many there were, provided that all of them round alike and treat subnormals alike (x86's MXCSR).
 struct Executor {
   int num_threads = 1;
   void (*run)(void* context, int n, void (*body)(void* arg, int worker), void* arg) = nullptr;

@@ -110,6 +110,7 @@ TEST(CApi, BadTensorsAreNamedAndNothingIsWritten) {
   refused([](Call& c) { c.problem.k.dtype = 9; }, "k.dtype");
   refused([](Call& c) { c.problem.v.data = nullptr; }, "v.data");
   refused([](Call& c) { c.problem.v.sizes[1] = -1; }, "v.sizes");
+  refused([](Call& c) { c.problem.v.data = nullptr, c.problem.v.sizes[1] = std::int64_t(1) << 60; }, "v.sizes");
   refused([](Call& c) { c.problem.k.sizes[3] = 4; }, "k must have shape");
   refused([](Call& c) { c.problem.softmax_scale = NAN; }, "softmax_scale");
 }
@@ -121,6 +122,30 @@ TEST(CApi, TheErrorTextBelongsToTheThread) {
   std::string other = "unset";
   std::thread([&] { other = flash_attn_last_error(); }).join();
   EXPECT_EQ(other, "");
+}
+
+// Destructors of a thread's objects may call, too, after those of what the library keeps for the thread.
+TEST(CApi, WorksWhileAThreadEnds) {
+  static std::vector<float> out;
+  static std::string error;
+  struct CallsAtLast {
+    bool used = false;
+    ~CallsAtLast() {
+      Call call;
+      if (call.run() == FLASH_ATTN_OK) out = call.out;
+      call.problem.k.ndim = 5;
+      call.run();
+      error = flash_attn_last_error();
+    }
+  };
+  Call plain;
+  std::thread([&] {
+    thread_local CallsAtLast last;
+    last.used = true;
+    ASSERT_EQ(plain.run(), FLASH_ATTN_OK);
+  }).join();
+  EXPECT_EQ(out, plain.out);
+  EXPECT_NE(error.find("k.ndim"), std::string::npos);
 }
 
 TEST(CApi, TheCallersThreadsAreUsed) {

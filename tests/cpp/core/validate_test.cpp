@@ -96,7 +96,17 @@ const Violation kDense[] = {
     {"head dim 0", {"head dim D", "1 to 576", "got 0"}, SPOIL(p.q.sizes[3] = p.k.sizes[3] = 0)},
     {"head dim 577", {"head dim D", "got 577"}, SPOIL(p.q.sizes[3] = p.k.sizes[3] = 577)},
     {"value head dim", {"head dim Dv", "got 600"}, SPOIL(p.v.sizes[3] = 600)},
+    {"q negative", {"q must have a shape", "(2, -3, 4, 8)"}, SPOIL(p.q.sizes[1] = -3)},
+    {"k negative", {"k must have a shape", "(2, -5, 2, 8)"}, SPOIL(p.k.sizes[1] = -5)},
+    {"v endless",
+     {"v must have a shape", "(2, 4611686018427387904, 2, 6)"},
+     SPOIL(p.v.sizes[1] = std::int64_t(1) << 62)},
+    {"k on a GPU", {"k must be where q is", "CPU"}, SPOIL(p.k.device = Device::gpu)},
+    {"out on a GPU", {"out must be where q is", "CPU"}, SPOIL(c.forward.out.device = Device::gpu)},
+    {"lse on a GPU", {"softmax_lse must be where q is"}, SPOIL(c.forward.lse.device = Device::gpu)},
     {"scale", {"softmax_scale must be finite", "nan"}, SPOIL(p.softmax_scale = std::nan(""))},
+    {"scale past fp32", {"softmax_scale must be finite", "1e+39"}, SPOIL(p.softmax_scale = 1e39)},
+    {"softcap past fp32", {"softcap must be from 1e-30 to 1e30", "1e-40"}, SPOIL(p.softcap = 1e-40)},
     {"softcap", {"softcap must be finite", "inf"}, SPOIL(p.softcap = INFINITY)},
     {"dropout 1", {"dropout_p must be in [0, 1)", "got 1"}, SPOIL(p.dropout_p = 1.0)},
     {"dropout negative", {"dropout_p", "-0.1"}, SPOIL(p.dropout_p = -0.1)},
@@ -161,6 +171,11 @@ const Violation kPacked[] = {
     {"cu past the end", {"cu_seqlens_q must end within the 6 rows", "7"}, SPOIL(c.cu_q[2] = 7; p.max_seqlen_q = 9)},
     {"max_seqlen_q small", {"max_seqlen_q must be at least", "3", "4 rows"}, SPOIL(p.max_seqlen_q = 3)},
     {"max_seqlen_k negative", {"max_seqlen_k must not be negative"}, SPOIL(p.max_seqlen_k = -1)},
+    {"max_seqlen_q endless", {"max_seqlen_q must be below 2^31"}, SPOIL(p.max_seqlen_q = std::int64_t(1) << 31)},
+    {"no pages without memory",
+     {"need 4 slots", "block_table has 0 pages of 16"},
+     SPOIL(p.k.ndim = p.v.ndim = 4; p.k.sizes = {1, 16, 2, 8}; p.v.sizes = {1, 16, 2, 6}; p.k.strides[3] = 1;
+           p.v.strides[3] = 1; p.block_table.ndim = 2; p.block_table.dtype = DType::i32; p.block_table.sizes = {2, 0})},
     {"k head dim", {"k must have shape (Tk, Hk, D)"}, SPOIL(p.k.sizes[2] = 9)},
     {"v rows", {"v must have shape (Tk, Hk, Dv)"}, SPOIL(p.v.sizes[0] = 9)},
     {"alibi batch",
@@ -243,6 +258,20 @@ TEST(Validate, TheUnspoiledCallsAreValid) {
     call.forward.s_dmask = call.s_dmask.view();
     EXPECT_NO_THROW(validate(call.forward));
   }
+}
+
+// Libraries disagree about the strides of tensors without elements.
+TEST(Validate, StridesOfNothingAreOfNoMatter) {
+  Call call(false);
+  for (TensorView* t : {&call.backward.problem.q, &call.backward.dout, &call.backward.out, &call.backward.dq,
+                        &call.backward.lse, &call.backward.softmax_d})
+    t->sizes[t->ndim == 3 ? 2 : 1] = 0, t->strides = {};
+  call.backward.problem.attn_bias = call.bias.view(), call.backward.dbias = call.dbias.view();
+  for (TensorView* t : {&call.backward.problem.attn_bias, &call.backward.dbias})
+    t->sizes[2] = 0, t->strides = {0, 0, 0, 1};
+  const auto before = call.dbias.bytes();
+  EXPECT_NO_THROW(attention_backward(call.backward, default_executor(1)));
+  EXPECT_EQ(call.dbias.bytes(), before);
 }
 
 TEST(Validate, WindowsAreNormalised) {

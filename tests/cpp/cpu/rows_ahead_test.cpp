@@ -156,21 +156,20 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
   ASSERT_EQ(queries, asks_between_products() ? GetParam().queries : 128);
   const ForwardAhead<Target> ahead(plan);
   EXPECT_EQ(plan.alone, GetParam().window >= 0 && GetParam().window < 600);
-  std::vector<index_t> blocks;  // Where those of a head begin, in their turn.
-  for (index_t first = 0; first < S; first += queries) blocks.push_back(first);
-  if (!plan.alone) std::reverse(blocks.begin(), blocks.end());
+  const auto first_of = [&](index_t hk, index_t nth) { return plan.block_in_turn(p.sequence(0), hk, nth) * queries; };
   // Keys that the first block of all packs: nobody could ask for them.
-  const Range unasked = p.score_rule<float>(0, 0).visible_keys({blocks[0], min_of(blocks[0] + queries, S)});
+  const Range unasked = p.score_rule<float>(0, 0).visible_keys({first_of(0, 0), min_of(first_of(0, 0) + queries, S)});
   Lines all;
   for (index_t unit = 0; unit < units.count(); ++unit)
-    for (const index_t first : blocks)
+    for (index_t nth = 0; nth < plan.query_blocks; ++nth)
       for (index_t g = 0; g < kGroup; ++g) {
+        const index_t first = first_of(units.hk(unit), nth);
         const index_t b = units.b(unit), h = units.hk(unit) * kGroup + g;
         const ScoreRule<float> rule = p.score_rule<float>(b, h);
         const index_t rows = min_of(queries, S - first);
         const Range keys = rule.visible_keys(Range{first, first + rows});
         SCOPED_TRACE(testing::Message() << "b " << b << ", head " << h << ", first query " << first);
-        if (unit > 0 || g > 0 || first != blocks[0]) {
+        if (unit > 0 || g > 0 || nth > 0) {
           EXPECT_TRUE(holds(all, lines_of(p.q, b, h, {first, first + rows})));
         }
         // Parts are packed as a whole.
@@ -181,7 +180,8 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
           EXPECT_TRUE(holds(all, lines_of(p.k, b, units.hk(unit), {key, key + 1}))) << "key " << key;
           EXPECT_TRUE(holds(all, lines_of(p.v, b, units.hk(unit), {key, key + 1}))) << "key " << key;
         }
-        const ForwardBlock<Target> block{b, h, 1, first, rows, p.sequence(b), &rule, nullptr, 0, nullptr, keys, 0, {}};
+        const ForwardBlock<Target> block{b,     h,       1, first,   rows, nth, p.sequence(b),
+                                         &rule, nullptr, 0, nullptr, keys, 0,   {}};
         EXPECT_EQ(ahead.of(block, unit).into_l2, prefetches_into_l2());
         const Lines now = asked(ahead.of(block, unit), block.rows);
         EXPECT_TRUE(holds(now, lines_of(f.out, b, h, {first, first + rows})));
