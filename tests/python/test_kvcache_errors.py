@@ -114,3 +114,22 @@ def test_capacity_of_the_block_table(extra):
     else:
         flash_attn_with_kvcache(q, pages, pages.clone(), **arguments)
         assert torch.equal(pages[0, 255], k[0, 0])
+
+
+def test_pages_before_the_first_key_may_hold_anything():
+    """But for the one that a new key goes to, where fewer slots are used than are left out."""
+    g = torch.Generator().manual_seed(0)
+    q, new = (torch.randn(1, 1, 2, 16, generator=g) for _ in range(2))
+    k_cache, v_cache = (torch.randn(8, 4, 2, 16, generator=g) for _ in range(2))
+    pages, leftpad = torch.arange(8, dtype=torch.int32)[None], ints(9)
+    expected = flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=20, cache_leftpad=leftpad, block_table=pages)
+    pages[0, :2] = -1
+    call = partial(flash_attn_with_kvcache, q, k_cache, v_cache, cache_leftpad=leftpad, block_table=pages)
+    assert torch.equal(call(cache_seqlens=20), expected)
+    before = k_cache.clone()
+    with pytest.raises(RuntimeError, match=r"block_table\[0, 1\] = -1"):
+        call(k=new, v=new, cache_seqlens=5)
+    assert torch.equal(k_cache, before)
+    pages[0, 2] = 99
+    with pytest.raises(RuntimeError, match=r"block_table\[0, 2\] = 99"):
+        call(cache_seqlens=20)
