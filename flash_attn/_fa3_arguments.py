@@ -97,7 +97,7 @@ def cumulative(lengths):
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
 
 
-def check_caches(**caches):
+def check_dims_of_caches(**caches):
     for name, cache in caches.items():
         if cache.dim() != 4:
             raise RuntimeError(f"{name} has shape {tuple(cache.shape)}; it must be (B,S,Hk,D), or pages of that shape.")

@@ -331,7 +331,7 @@ def flash_attn_with_kvcache(
     caches, rotary = (k_cache, v_cache), (rotary_cos, rotary_sin)
     where = (cache_seqlens, cache_batch_idx, cache_leftpad, page_table)
     if attention_chunk or any(x is not None for x in (qv, cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens)):
-        arguments.check_caches(k_cache=k_cache, v_cache=v_cache)
+        arguments.check_dims_of_caches(k_cache=k_cache, v_cache=v_cache)
         call = _Lengths(*where, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, rotary_seqlens)
         out, softmax_lse = _attend_over_pages(
             q, caches, k, v, qv, rotary, call, mask, attention_chunk, rotary_interleaved, options

@@ -1,8 +1,8 @@
 // The C interface: structs of any version to the C++ ones, exceptions to status codes.
 #include <cstring>
-#include <limits>
 #include <new>
 
+#include "core/checks.h"
 #include "flash_attn/attention.h"
 #include "flash_attn/flash_attn.h"
 #include "flash_attn/rotary.h"
@@ -12,8 +12,6 @@ namespace {
 
 // Needs no destructor, so that a call from one that runs after those of the thread finds it.
 thread_local char last_error[2048] = "";
-
-constexpr std::int64_t kMostElements = std::numeric_limits<std::int64_t>::max() / 16;
 
 class VersionError : public std::runtime_error {
  public:
@@ -61,17 +59,14 @@ TensorView view(const flash_attn_tensor& t, const char* name) {
   result.data = t.data;
   result.dtype = static_cast<DType>(t.dtype);
   result.ndim = t.ndim;
-  std::int64_t elements = 1;
   for (int d = 0; d < t.ndim; ++d) {
     result.sizes[d] = t.sizes[d], result.strides[d] = t.strides[d];
     if (t.sizes[d] < 0)
       throw Error(std::string("flash_attn: ") + name + ".sizes must not be negative, got " +
                   std::to_string(t.sizes[d]));
-    if (t.sizes[d] > 0 && elements > kMostElements / t.sizes[d])
-      throw Error(std::string("flash_attn: ") + name + ".sizes must have a product that memory can hold");
-    elements *= t.sizes[d];
   }
-  if (!t.data && elements > 0)
+  check_sizes(name, result);
+  if (!t.data && !has_no_elements(result))
     throw Error(std::string("flash_attn: ") + name +
                 ".data is NULL; set it, or ndim to 0 for a tensor that is not given");
   return result;

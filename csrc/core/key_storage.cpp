@@ -76,9 +76,10 @@ void check_contents(const AttentionProblem& r, const KeyNames& names, const Prob
     if (s.batch_index && (s.batch_index[b] < 0 || s.batch_index[b] >= r.k.sizes[0]))
       fail("cache_batch_idx must be from 0 to ", r.k.sizes[0] - 1, ", the batch elements of ", names.k,
            ", got cache_batch_idx[", b, "] = ", s.batch_index[b]);
+    if (!s.pages) continue;
     // From the first slot on that is read or written.
     const index_t first = !s.leftpad ? 0 : s.appended ? min_of<index_t>(s.leftpad[b], s.used[b]) : s.leftpad[b];
-    for (index_t n = s.pages ? first / s.page_size : 0; s.pages && n * s.page_size < used; ++n) {
+    for (index_t n = first / s.page_size; n * s.page_size < used; ++n) {
       const index_t page = s.pages[b * s.pages_stride + n];
       if (page < 0 || page >= r.k.sizes[0])
         fail("block_table must hold pages from 0 to ", r.k.sizes[0] - 1, ", those of ", names.k, ", got block_table[",

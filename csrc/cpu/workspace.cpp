@@ -43,7 +43,7 @@ thread_local KeptBlock kept{nullptr, 0, false};
 // Gives the block back when its thread ends. Destructors that run after this one may still call: `kept`, which has
 // none, then says that they allocate for themselves.
 struct AtThreadExit {
-  bool armed = false;
+  bool armed = false;  // Who writes to it has the thread make this object.
   ~AtThreadExit() {
     release(kept.data, kept.bytes);
     kept = {nullptr, 0, true};

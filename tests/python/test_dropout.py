@@ -110,6 +110,18 @@ def test_s_dmask_normalises_to_softmax(case, settings, dtype, rng):
         q0, k0 = q0 + Sq, k0 + Sk
 
 
+@pytest.mark.parametrize("dtype, error", [("fp32", 1e-5), ("fp16", 4e-4), ("bf16", 3e-3)])
+def test_s_dmask_counts_a_sink_as_a_score(dtype, error, isa):
+    """The largest of a row, of which every instruction set takes its weights: here the sink, then a key's score."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 70, 2, 32, generator=g).to(harness.TORCH_DTYPES[dtype]) for _ in range(3))
+    sink = torch.tensor([6.0, -6.0])
+    s_dmask = flash_attn_func(q, k, v, dropout_p=0.3, learnable_sink=sink, return_attn_probs=True)[2]
+    scores = torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) * 32**-0.5
+    top = torch.maximum(scores.amax(-1, keepdim=True), sink.double()[:, None, None])
+    torch.testing.assert_close(s_dmask.double().abs(), (scores - top).exp(), rtol=0, atol=error)
+
+
 @pytest.mark.parametrize("p", (0.1, 0.17, 0.5, 0.8))
 def test_fraction_kept(p, rng):
     """Within four standard deviations of (floor(255 (1 - p)) + 1) / 256, which is within 1/256 of 1 - p."""

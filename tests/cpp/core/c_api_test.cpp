@@ -110,7 +110,8 @@ TEST(CApi, BadTensorsAreNamedAndNothingIsWritten) {
   refused([](Call& c) { c.problem.k.dtype = 9; }, "k.dtype");
   refused([](Call& c) { c.problem.v.data = nullptr; }, "v.data");
   refused([](Call& c) { c.problem.v.sizes[1] = -1; }, "v.sizes");
-  refused([](Call& c) { c.problem.v.data = nullptr, c.problem.v.sizes[1] = std::int64_t(1) << 60; }, "v.sizes");
+  refused([](Call& c) { c.problem.v.data = nullptr, c.problem.v.sizes[1] = std::int64_t(1) << 60; },
+          "v must have a shape");
   refused([](Call& c) { c.problem.k.sizes[3] = 4; }, "k must have shape");
   refused([](Call& c) { c.problem.softmax_scale = NAN; }, "softmax_scale");
 }

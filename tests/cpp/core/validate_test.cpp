@@ -176,6 +176,11 @@ const Violation kPacked[] = {
      {"need 4 slots", "block_table has 0 pages of 16"},
      SPOIL(p.k.ndim = p.v.ndim = 4; p.k.sizes = {1, 16, 2, 8}; p.v.sizes = {1, 16, 2, 6}; p.k.strides[3] = 1;
            p.v.strides[3] = 1; p.block_table.ndim = 2; p.block_table.dtype = DType::i32; p.block_table.sizes = {2, 0})},
+    {"pages endless",
+     {"block_table must not have more slots", "(2, 4611686018427387904)", "pages of 16"},
+     SPOIL(p.k.ndim = p.v.ndim = 4; p.k.sizes = {1, 16, 2, 8}; p.v.sizes = {1, 16, 2, 6}; p.k.strides[3] = 1;
+           p.v.strides[3] = 1; p.block_table.ndim = 2; p.block_table.dtype = DType::i32;
+           p.block_table.sizes = {2, std::int64_t(1) << 62}; p.block_table.strides = {1, 1})},
     {"k head dim", {"k must have shape (Tk, Hk, D)"}, SPOIL(p.k.sizes[2] = 9)},
     {"v rows", {"v must have shape (Tk, Hk, Dv)"}, SPOIL(p.v.sizes[0] = 9)},
     {"alibi batch",

@@ -7,21 +7,9 @@
 
 #include "cpu/backward_ahead.h"
 #include "cpu/forward_ahead.h"
+#include "planned.h"
 
 namespace flash_attn::cpu {
-namespace {
-
-using Simd = PortableSimd<float, 16>;  // Those of 8 ask for nothing.
-using Asked = Target<Simd, Scalars<Simd>, 4, 4>;
-
-}  // namespace
-
-// Of the plans below, which multiply nothing: compiling the loops takes half a minute.
-template <>
-DirectProducts<Asked> direct_products<Asked>(DType, Asking) {
-  return {};
-}
-
 namespace {
 
 struct Recorded {
@@ -111,7 +99,7 @@ bool holds(const Lines& all, const Lines& some) {
 // Units of (b, hk).
 class ForwardAheadTest : public testing::TestWithParam<WindowCase> {
  protected:
-  using Target = Asked;
+  using Target = Planned;
   static constexpr index_t kB = 2, kHk = 2, kGroup = 2, kH = kHk * kGroup;
 
   ForwardAheadTest() {
@@ -201,7 +189,7 @@ TEST_P(ForwardAheadTest, EveryTaskFindsWhatItLoadsAskedFor) {
 // The same tasks backward: key blocks of a unit, each with the chunks of query blocks that see it.
 class BackwardAheadTest : public testing::Test {
  protected:
-  using Target = Asked;
+  using Target = Planned;
   using Walk = BackwardWalk<Target>;
   static constexpr index_t kB = 2, kHk = 2, kGroup = 2, kH = kHk * kGroup, kS = 1900;
 
@@ -277,10 +265,10 @@ TEST(WindowTilesTest, HoldWhatNeighboursSee) {
   const auto keys = [&](index_t D, index_t window) {
     p.D = p.Dv = D, p.window_left = window;
     const Units units(p);
-    const ForwardPlan<Asked> plan(f, Executor(), Approach::packed, units);
+    const ForwardPlan<Planned> plan(f, Executor(), Approach::packed, units);
     bool one = true;
     for (index_t first = 0; first < p.Sq; first += kQueryAlign) {
-      ForwardBlock<Asked> block{};
+      ForwardBlock<Planned> block{};
       const ScoreRule<float> rule = p.score_rule<float>(0, 0);
       block.heads = 1, block.first = first, block.rules = &rule, block.sequence = p.sequence(0);
       const index_t end = rule.visible_keys(Range{first, min_of(first + kQueryAlign, p.Sq)}).end;

@@ -7,22 +7,9 @@
 #include <vector>
 
 #include "cpu/backward_walk.h"
-#include "cpu/forward_block.h"
+#include "planned.h"
 
 namespace flash_attn::cpu {
-namespace {
-
-using Simd = PortableSimd<float, 8>;
-using Turns = Target<Simd, Scalars<Simd>, 6, 2>;
-
-}  // namespace
-
-// Of the plans below, which multiply nothing: compiling the loops takes half a minute.
-template <>
-DirectProducts<Turns> direct_products<Turns>(DType, Asking) {
-  return {};
-}
-
 namespace {
 
 constexpr index_t kHk = 4, kGroup = 2, kD = 32;
@@ -50,7 +37,7 @@ TEST_P(ForwardTurns, AreEachBlocksOnce) {
     f.problem.window_left = window, f.problem.window_right = window < 0 ? -1 : 0;
     const Executor executor = executor_of(GetParam());
     const Units units(f.problem);
-    const ForwardPlan<Turns> plan(f, executor, Approach::packed, units);
+    const ForwardPlan<Planned> plan(f, executor, Approach::packed, units);
     EXPECT_EQ(plan.alone, window >= 0);
     const index_t blocks = plan.blocks_of(f.problem.sequence(0));
     ASSERT_GT(blocks, kHk);
@@ -74,8 +61,8 @@ TEST_P(ForwardTurns, AreEachBlocksOnce) {
 // (Head of the group, uncut block) in the order in which they meet a key head's only key block, each once.
 std::vector<std::pair<index_t, index_t>> turns_of(const Problem& p, index_t hk, int threads) {
   const Executor executor = executor_of(threads);
-  const BackwardPlan<Turns> plan(p, Sequences(), executor);
-  const BackwardWalk<Turns> walk(plan);
+  const BackwardPlan<Planned> plan(p, Sequences(), executor);
+  const BackwardWalk<Planned> walk(plan);
   EXPECT_EQ(plan.key_blocks, 1);
   const auto k = walk.keys_of(hk, 0);
   std::vector<std::pair<index_t, index_t>> turns;
