@@ -19,6 +19,7 @@ class Calls:
     aside: Optional[Callable] = None  # a time that is taken off ours, such as a plain read of the bias
     before: Optional[Callable] = None  # runs before each timed call, untimed
     check: Optional[Callable] = None  # returns the largest relative error of ours
+    peer_check: Optional[Callable] = None  # the same of the peer, where rounding alone may exceed the tolerance
     kernel: str = ""
     instruction_set: str = ""
 
@@ -113,15 +114,22 @@ class Row:
         return {**record, **{name: getattr(self, name) for name in times}}
 
 
+def check(row, calls):
+    """Fill in the row's error; an end of the program if it is more than the tolerance and twice the peer's."""
+    row.error = calls.check()
+    allowed = TOLERANCE[row.dtype]
+    if not row.error <= allowed and calls.peer_check:
+        allowed = max(allowed, 2 * calls.peer_check())
+    if not row.error <= allowed:
+        raise SystemExit(f"{row.name}: wrong by {row.error:.2g} of the largest entry; {allowed:.2g} is allowed")
+
+
 def measure(row, seconds, before=None):
     """Fill in the row: check, then time for about `seconds`; before: as in_turn has it, unless the row has its own."""
     calls = row.build()
     row.kernel, row.instruction_set = calls.kernel, calls.instruction_set
     if calls.check:
-        row.error = calls.check()
-        if not row.error <= TOLERANCE[row.dtype]:
-            allowed = TOLERANCE[row.dtype]
-            raise SystemExit(f"{row.name}: wrong by {row.error:.2g} of the largest entry; {allowed} is allowed")
+        check(row, calls)
     timed = {"seconds": calls.ours, "peer_seconds": calls.peer, "aside_seconds": calls.aside}
     timed = {name: call for name, call in timed.items() if call}
     for name, samples in zip(timed, in_turn(list(timed.values()), seconds, row.device, calls.before or before)):

@@ -180,6 +180,22 @@ def test_wrong_result_is_refused(modules, monkeypatch):
 
 
 @needs_sdpa
+@pytest.mark.parametrize("H", [1, 4])
+def test_drawn_problems_may_be_wrong_by_what_torch_is(modules, monkeypatch, H):
+    """Two keys' gradients nearly cancel; what both round is no reason to end, what only ours has wrong is."""
+    suite, rows = modules("drawn_suite"), modules("rows")
+    problem = suite.Drawn("fp16", "forward", B=2, Sq=3, Sk=5, H=H, Hk=1, D=64, causal=False)
+    calls, right = suite.drawn_calls(problem), modules("reference").attention_of
+    row = rows.Row("drawn", "drawn", "fp16")
+    assert calls.peer_check() == pytest.approx(calls.check(), abs=1e-3)
+    monkeypatch.setattr(modules("reference"), "attention_of", lambda *arguments: 1.05 * right(*arguments))
+    rows.check(row, calls)
+    calls.peer_check = lambda: row.error / 3
+    with pytest.raises(SystemExit, match="wrong by"):
+        rows.check(row, calls)
+
+
+@needs_sdpa
 @pytest.mark.parametrize(
     "words",
     [

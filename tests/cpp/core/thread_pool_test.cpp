@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <fstream>
 #include <thread>
 #include <vector>
 
 #if !defined(_WIN32)
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #endif
@@ -103,6 +106,13 @@ TEST(ThreadPool, GroupsNotBegunAreTakenOver) {
 
 TEST(ThreadPool, NegativeThreadsAreAnError) { EXPECT_THROW(default_executor(-1), Error); }
 
+#if !defined(_WIN32)
+bool ends_well(pid_t child) {
+  int status = -1;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+#endif
+
 // ThreadSanitizer does not follow a fork of a process with threads.
 #if !defined(_WIN32) && !defined(__SANITIZE_THREAD__)
 TEST(ThreadPool, WorksInAForkedChild) {
@@ -113,9 +123,50 @@ TEST(ThreadPool, WorksInAForkedChild) {
     parallel_for(default_executor(3), 10, [&](index_t, int) { total.fetch_add(1); });
     _exit(total.load() == 10 ? 0 : 1);
   }
-  int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_TRUE(ends_well(child));
+}
+#endif
+
+// Sanitizers' memory is beyond such a limit, and QEMU's own.
+#if defined(__linux__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(FLASH_ATTN_TESTS_EMULATED)
+// How many workers have a task at the same time, of those that come in time.
+int workers_at_once(int threads, std::chrono::milliseconds time) {
+  std::atomic<int> begun{0};
+  std::atomic<bool> over{false};
+  parallel_for(default_executor(threads), threads, [&](index_t, int) {
+    if (over.load()) return;
+    begun.fetch_add(1);
+    const auto end = std::chrono::steady_clock::now() + time;
+    while (begun.load() < threads && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    over.store(true);
+  });
+  return begun.load();
+}
+
+// So that no more of the process's address space is to be had than 1 MB, which is too little for a thread's stack.
+void keep_address_space(rlimit limit) {
+  std::ifstream statm("/proc/self/statm");
+  rlim_t pages = 0;
+  statm >> pages;
+  limit.rlim_cur = pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (1 << 20);
+  setrlimit(RLIMIT_AS, &limit);
+}
+
+TEST(ThreadPool, ThreadsThatTheSystemRefusesAreDoneWithout) {
+  constexpr int kThreads = 24;  // more than stacks of ended threads are kept for (glibc: 40 MB)
+  const pid_t child = fork();
+  if (child == 0) {
+    rlimit limit{};
+    getrlimit(RLIMIT_AS, &limit);
+    keep_address_space(limit);
+    const int refused = workers_at_once(kThreads, std::chrono::milliseconds(100));
+    setrlimit(RLIMIT_AS, &limit);
+    // The next job asks for threads again.
+    const int given = workers_at_once(kThreads, std::chrono::seconds(30));
+    _exit(refused < kThreads && given == kThreads ? 0 : 1);
+  }
+  EXPECT_TRUE(ends_well(child));
 }
 #endif
 
