@@ -1,5 +1,8 @@
-// Compiles where a compiler can make this project's code objects for a target: builtins that older ones lack.
-extern "C" __attribute__((global)) void probe(float* x) {
+// Compiles where a compiler can make this project's code objects for a target: builtins that older ones lack. The fence of
+// one address space came with clang 19.
+extern "C" __attribute__((global, amdgpu_waves_per_eu(2))) void probe(float* x) {
+  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront", "local");
+  __builtin_amdgcn_sched_barrier(0x676);
   float value = __builtin_amdgcn_exp2f(x[__builtin_amdgcn_workitem_id_x()]);
 #if defined(__gfx942__)
   using Short4 = __attribute__((ext_vector_type(4))) short;

@@ -27,6 +27,7 @@ def _function_class(name, function):
         with torch.set_grad_enabled(bool(args[-1]) and torch.is_grad_enabled()):
             return function(*args[:-1])
 
+    apply.__qualname__ = f"{name}.apply"  # so that it can be pickled
     apply.__signature__ = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in names])
     doc = f"`{function.__name__}` by upstream's class name: apply({listed})."
     return type(name, (), {"apply": staticmethod(apply), "__doc__": doc, "__module__": __name__})

@@ -26,8 +26,13 @@ def window_bounds(window_size):
 
 
 def as_int(value):
-    """A one-item tensor's value. Anything else passes unchanged, so that a SymInt stays symbolic."""
-    return int(value) if isinstance(value, torch.Tensor) else value
+    """A one-item tensor's value. Anything else passes unchanged, so that a SymInt stays symbolic.
+
+    So does the item of a tensor in a non-strict export, for which int() would ask for a number.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    return int(value) if value.is_floating_point() else value.item()
 
 
 def scale_or_default(softmax_scale, packed_or_q):
@@ -61,6 +66,9 @@ class Operator:
                 given[window : window + 1] = window_bounds(args[window])
                 given[scale] = scale_or_default(args[scale], args[0])
             check_kinds(tensors, args)
+            for name, x in zip(names, args):
+                if isinstance(x, torch.Tensor):
+                    check_kinds((name,), (x,))
             results = overload(*given)
             return results if all_results is None or args[all_results] else results[0]
 

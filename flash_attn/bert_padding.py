@@ -67,6 +67,12 @@ index_put_first_axis = IndexPutFirstAxis.apply
 index_first_axis_residual = IndexFirstAxisResidual.apply
 
 
+def _check_mask(name, mask, hidden_states):
+    assert mask.shape == hidden_states.shape[:2], (
+        f"{name} has shape {tuple(mask.shape)} and hidden_states {tuple(hidden_states.shape)}; it must be (B,S)."
+    )
+
+
 def _cu_seqlens(lengths):
     """lengths (B) int32 -> (B+1) int32: 0, then the running sum."""
     return F.pad(torch.cumsum(lengths, dim=0, dtype=torch.int32), (1, 0))
@@ -82,6 +88,9 @@ def unpad_input(hidden_states, attention_mask, unused_mask=None):
     Returns (hidden (T,...), indices (T) int64, cu_seqlens (B+1) int32, max_seqlen_in_batch int, seqused (B) int32);
     T, cu_seqlens and the maximum count both masks, seqused counts attention_mask only.
     """
+    _check_mask("attention_mask", attention_mask, hidden_states)
+    if unused_mask is not None:
+        _check_mask("unused_mask", unused_mask, hidden_states)
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = kept.sum(dim=-1, dtype=torch.int32)
     indices = torch.nonzero(kept.flatten(), as_tuple=False).flatten()
@@ -103,7 +112,13 @@ def unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_leng
 
     Returns (hidden (T,...), indices (T) int64, cu_seqlens (sequences + 1) int32, max_seqlen_in_batch int).
     """
+    _check_mask("attention_mask_in_length", attention_mask_in_length, hidden_states)
+    S = hidden_states.shape[1]
     tokens_per_row = attention_mask_in_length.sum(dim=-1, keepdim=True)
+    assert (tokens_per_row <= S).all(), (
+        f"attention_mask_in_length has rows of {tokens_per_row.max().item()} tokens; they must fit in the {S} of "
+        "hidden_states."
+    )
     positions = torch.arange(attention_mask_in_length.shape[1], device=attention_mask_in_length.device)
     indices = torch.nonzero((positions < tokens_per_row).flatten(), as_tuple=False).flatten()
     lengths = attention_mask_in_length.flatten()

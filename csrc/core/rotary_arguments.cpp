@@ -37,8 +37,9 @@ void resolve_out(const RotaryArgs& args, RotaryProblem& r) {
   if (out.ndim != x.ndim || out.sizes != x.sizes)
     fail("out must have the shape of x, ", shape_of(x), ", got ", shape_of(out));
   check_last_stride("out", out);
-  for (int d = 0; d < out.ndim; ++d) {
-    if (out.sizes[d] > 1 && out.strides[d] == 0 && !has_no_elements(out))
+  const bool empty = has_no_elements(out);  // of any strides, and all of them at one address
+  for (int d = 0; d < out.ndim && !empty; ++d) {
+    if (out.sizes[d] > 1 && out.strides[d] == 0)
       fail("out must have an element of its own for every result, got stride 0 in dimension ", d, " of shape ",
            shape_of(out), "; pass a copy");
     if (out.data == x.data && out.sizes[d] > 1 && out.strides[d] != x.strides[d])

@@ -102,8 +102,10 @@ Outgoing restore(const AutogradContext& ctx, const variable_list& saved, std::ve
 
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
-  /// `arguments`: those of a public operator. Returns out, softmax_lse, S_dmask.
-  static variable_list forward(AutogradContext* ctx, at::TensorList inputs, const Arguments& arguments) {
+  /// `arguments`: those of a public operator. Returns out, softmax_lse. S_dmask, which has no gradient, is written to
+  /// `s_dmask`: compiled autograd takes no function with a result that is marked so (torch 2.13 asserts it).
+  static variable_list forward(AutogradContext* ctx, at::TensorList inputs, const Arguments& arguments,
+                               at::Tensor* s_dmask) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     std::size_t main = inputs.size();
     for (const auto& extra : kExtraInputs) main -= arguments[extra.name].isNone() ? 0 : 1;
@@ -113,11 +115,10 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const auto rng_state = draw_rng_state(q, arguments["dropout_p"].toDouble());
     const auto results = call_forward(q, k, v, rng_state, arguments);
     const at::Tensor out = results.at(0).toTensor(), softmax_lse = results.at(1).toTensor();
-    const at::Tensor s_dmask = results.at(2).toTensor();
+    *s_dmask = results.at(2).toTensor();
     save(ctx, inputs, {out, softmax_lse, rng_state}, arguments);
-    ctx->mark_non_differentiable({s_dmask});
     ctx->set_materialize_grads(false);
-    return {out, softmax_lse, s_dmask};
+    return {out, softmax_lse};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
@@ -137,7 +138,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
         if (computed[n]) grads[n] = *result++;
       }
     }
-    grads.emplace_back();  // No gradient for `arguments`.
+    grads.resize(grads.size() + 2);  // No gradient for `arguments` and `s_dmask`.
     return grads;
   }
 };
@@ -169,9 +170,10 @@ void attention_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   refuse_forward_mode(inputs);
   // The formula takes longer than the arithmetic of a short call.
   if (!needs_graph(inputs)) return op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
-  const auto results = AttentionFunction::apply(at::TensorList(inputs), arguments);
+  at::Tensor s_dmask;
+  const auto results = AttentionFunction::apply(at::TensorList(inputs), arguments, &s_dmask);
   torch::jit::drop(*stack, op.schema().arguments().size());
-  torch::jit::push(*stack, results.at(0), results.at(1), results.at(2));
+  torch::jit::push(*stack, results.at(0), results.at(1), std::move(s_dmask));
 }
 
 // The formula above is a constant to autograd: without this kernel, create_graph=True would give second derivatives

@@ -79,7 +79,7 @@ void kvcache_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 void kvcache_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const auto result = allocate_forward(read_cache_call(Arguments(op, *stack)).call);
+  const auto result = allocate_forward(read_cache_call(meta_arguments(op, *stack)).call);
   reply(stack, op, result.out, result.softmax_lse);
 }
 
@@ -103,6 +103,12 @@ TORCH_LIBRARY_IMPL(flash_attn, Meta, m) {
   m.impl("attention_with_kvcache", Kernel::makeFromBoxedFunction<kvcache_meta>());
 }
 TORCH_LIBRARY_IMPL(flash_attn, Autograd, m) { m.impl("attention_with_kvcache", Kernel::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(flash_attn, FuncTorchDynamicLayerFrontMode, m) {
+  m.impl("attention_with_kvcache", Kernel::makeFromBoxedFunction<refuse_transform>());
+}
+TORCH_LIBRARY_IMPL(flash_attn, Batched, m) {
+  m.impl("attention_with_kvcache", Kernel::makeFromBoxedFunction<refuse_transform>());
+}
 
 }  // namespace
 }  // namespace flash_attn::torch_binding

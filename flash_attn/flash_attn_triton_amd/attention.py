@@ -32,7 +32,7 @@ def forward(
     problem: Problem, out: Optional[Tensor] = None, return_softmax: bool = False
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """(out, softmax_lse, S_dmask). Where the problem has dropout, its rng_state is drawn."""
-    problem.validate()
+    problem.validate().check_contents()
     q, k, v = problem.q, problem.k, problem.v
     shape = (*q.shape[:-1], v.shape[-1])
     out = torch.empty(shape, dtype=q.dtype, device=q.device) if out is None else out
@@ -103,7 +103,7 @@ def backward(
     dlse: Optional[Tensor] = None,
 ) -> Tensor:
     """Writes dq, dk and dv; returns softmax_d = rowsum(dout * out) - dlse, shaped as the lse."""
-    problem.validate()
+    problem.validate().check_contents()
     q, k, v = problem.q, problem.k, problem.v
     for name, x in (("out", out), ("dout", dout)):
         check_shape(name, x, q, problem.letters("H", "Dv"), (*q.shape[:-1], v.shape[-1]), q.dtype)

@@ -72,6 +72,8 @@ def varlen_fwd(
 ) -> List[Tensor]:
     """q (Tq,H,D), k (Tk,Hk,D), v (Tk,Hk,Dv), or pages (num_pages,page,Hk,D) with block_table
     -> [out, softmax_lse (H,Tq), S_dmask, rng_state]. All of them are always written: zero_tensors asks for nothing."""
+    # Upstream's function of that name has descale_q in the place of num_splits.
+    descale_q, num_splits = (num_splits, 0) if isinstance(num_splits, Tensor) else (descale_q, num_splits)
     refuse(gen_, descale_q=descale_q, descale_k=descale_k, descale_v=descale_v, descale_o=descale_o)
     score = (dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap)
     lengths = (cu_seqlens_q, cu_seqlens_k)

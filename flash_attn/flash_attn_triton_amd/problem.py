@@ -165,6 +165,27 @@ class Problem:
             if x is not None:
                 check_shape(name, x, self.q, "(B,)", (self.batch,), torch.int32)
 
+    def check_contents(self) -> None:
+        """On the CPU, that the sequences of a packed batch lie within q and k. On a GPU that would wait for it."""
+        if self.packed:
+            self.check_rows("q", self.cu_seqlens_q, self.max_seqlen_q)
+            self.check_rows("k", self.cu_seqlens_k, self.max_seqlen_k if self.seqused_k is None else None)
+
+    def check_rows(self, name: str, cu_seqlens: Tensor, longest: Optional[int]) -> None:
+        if self.q.device.type != "cpu":
+            return
+        ends, rows = cu_seqlens.tolist(), len(self.q if name == "q" else self.k)
+        lengths = [end - begin for begin, end in zip(ends, ends[1:])]
+        check(
+            ends[0] == 0 and min(lengths) >= 0 and ends[-1] <= rows,
+            f"cu_seqlens_{name} must rise from 0 to at most {rows}, the rows of {name}, got {ends}",
+        )
+        check(
+            longest is None or max(lengths) <= longest,
+            f"max_seqlen_{name} must be at least {max(lengths)}, the longest sequence of cu_seqlens_{name}, got "
+            f"{longest}",
+        )
+
     def check_scores(self) -> None:
         p, H = self.dropout_p, self.q.shape[-2]
         check(0.0 <= p < 1.0, f"dropout_p must be in [0, 1), got {p}")

@@ -94,8 +94,8 @@ class StoredKeys:
             )
 
     def check_contents(self, added: int) -> None:
-        """On the CPU, that cache rows and the pages of keys in use are there. On a GPU that would wait for it, and the
-        kernels take care of it (`decode.place_of`)."""
+        """On the CPU, that cache rows, slots and the pages of keys in use are there. On a GPU that would wait for it,
+        and the kernels take care of it (`decode.place_of`)."""
         if self.problem.q.device.type != "cpu":
             return
         k, rows = self.problem.k, self.cache_batch_idx
@@ -104,10 +104,21 @@ class StoredKeys:
                 bool(((rows >= 0) & (rows < k.shape[0])).all()),
                 f"cache_batch_idx must be from 0 to {k.shape[0] - 1}, the rows of k, got {rows.tolist()}",
             )
+        slots = self.capacity
+        counts = [slots] * self.problem.batch if self.used is None else self.used.tolist()
+        check(
+            all(0 <= used <= slots - added for used in counts),
+            f"cache_seqlens must be from 0 to {slots - added}, the slots of a sequence less the {added} keys appended, "
+            f"got {counts}",
+        )
+        pads = [] if self.leftpad is None else self.leftpad.tolist()
+        check(
+            all(0 <= pad <= slots for pad in pads),
+            f"leftpad must be from 0 to {slots}, the slots of a sequence, got {pads}",
+        )
         if self.block_table is None:
             return
-        all_slots = [self.capacity] * self.problem.batch
-        for b, used in enumerate(all_slots if self.used is None else self.used.tolist()):
+        for b, used in enumerate(counts):
             needed = self.block_table[b, : -(-max(used + added, 0) // k.shape[1])]
             check(
                 bool(((needed >= 0) & (needed < k.shape[0])).all()),
@@ -218,6 +229,7 @@ def attend_pages(
     """Packed queries over pages: [out, softmax_lse, S_dmask (0), rng_state]. cu_seqlens_k only gives lengths."""
     check(not return_softmax, "return_softmax=True needs dropout, which pages do not have; pass return_softmax=False")
     problem.check_lengths()
+    problem.check_rows("q", problem.cu_seqlens_q, problem.max_seqlen_q)
     used = problem.seqused_k
     if used is None:
         used = problem.cu_seqlens_k[1:] - problem.cu_seqlens_k[:-1]

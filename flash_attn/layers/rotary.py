@@ -120,7 +120,7 @@ def _queries_and_keys(qkv, num_heads_q):
     assert qkv.dim() == 4, f"qkv has shape {tuple(qkv.shape)}; it must be (B,S,3,H,D) or (B,S,H+2*Hk,D)."
     assert num_heads_q is not None, "qkv has four dims, (B,S,H+2*Hk,D): pass num_heads_q, which is H."
     num_heads_k, odd = divmod(qkv.shape[2] - num_heads_q, 2)
-    assert num_heads_k >= 0 and not odd, (
+    assert num_heads_q > 0 and num_heads_k >= 0 and not odd, (
         f"qkv has {qkv.shape[2]} heads and num_heads_q is {num_heads_q}; what is left must be keys and as many values."
     )
     return qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q : num_heads_q + num_heads_k]
@@ -272,10 +272,10 @@ class RotaryEmbedding(torch.nn.Module):
         dtype = self.inv_freq.dtype if dtype is None else dtype
         if self._cache_serves(seqlen, device, dtype):
             return
-        self._seq_len_cached = seqlen
         # Training may follow, and autograd cannot save tensors that were made in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             self._make_tables(seqlen, device, dtype)
+        self._seq_len_cached = seqlen
 
     def _make_tables(self, seqlen, device, dtype):
         # A module that was cast to half precision has lost the digits of its buffers.
@@ -297,6 +297,9 @@ class RotaryEmbedding(torch.nn.Module):
         # torch.export of torch 2.8 leaves those of its trace, without numbers, and operators take them.
         if type(self._cos_cached) not in (type(None), Tensor, type(x)):
             self._cos_cached = None
+        assert isinstance(seqlen_offset, Tensor) or seqlen_offset >= 0, (
+            f"seqlen_offset is {seqlen_offset}; it must be at least 0."
+        )
         if max_seqlen is not None:
             self._update_cos_sin_cache(max_seqlen, device=x.device, dtype=x.dtype)
         elif not isinstance(seqlen_offset, Tensor):

@@ -140,8 +140,8 @@ class _PlainAttention(nn.Module):
         scale = q.shape[-1] ** -0.5 if self.softmax_scale is None else self.softmax_scale
         scores = torch.einsum("bihd,bjhd->bhij", q, k * scale)
         if key_padding_mask is not None:
-            padding = torch.zeros(key_padding_mask.shape, dtype=scores.dtype, device=scores.device)
-            scores = scores + padding.masked_fill(~key_padding_mask, HIDDEN)[:, None, None]
+            padding = scores.new_zeros(q.shape[0], k.shape[1])  # so a mask of one sequence for all serves each
+            scores = scores + padding.masked_fill_(~key_padding_mask, HIDDEN)[:, None, None]
         if hide_future is not None:
             scores = hide_future(scores)
         weights = self.drop(torch.softmax(scores, dim=-1, dtype=v.dtype))
@@ -163,7 +163,7 @@ class SelfAttention(_PlainAttention):
         q, k, v = qkv.unbind(dim=2)
 
         def hide_future(scores):
-            return scores + torch.full_like(scores[0, 0], HIDDEN).triu(1)
+            return scores + scores.new_full(scores.shape[-2:], HIDDEN).triu(1)
 
         return self._attend(q, k, v, key_padding_mask, hide_future if causal else None)
 

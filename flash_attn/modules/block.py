@@ -126,6 +126,7 @@ class Block(nn.Module):
             rowscale=rowscale,
             prenorm=True,
             residual_in_fp32=self.residual_in_fp32,
+            zero_centered_weight=getattr(norm, "zero_centered_weight", False),
             is_rms_norm=isinstance(norm, RMSNorm),
         )
 
@@ -165,6 +166,8 @@ class Block(nn.Module):
         branch = self.mixer(hidden_states, **mixer_kwargs)
         if self.return_residual:
             branch, hidden_states = branch
+        if "mixer_subset" in mixer_kwargs:
+            hidden_states = hidden_states[:, mixer_kwargs["mixer_subset"]]
         hidden_states, _ = self._add_norm(branch, hidden_states, self.norm1, self.dropout1, self.drop_path1)
         if not isinstance(self.mlp, nn.Identity):
             branch = self.mlp(hidden_states)
@@ -240,6 +243,7 @@ class ParallelBlock(nn.Module):
             dropout_p=self.dropout1.p if self.training else 0.0,
             prenorm=True,
             residual_in_fp32=self.residual_in_fp32,
+            zero_centered_weight=getattr(self.norm1, "zero_centered_weight", False),
             is_rms_norm=isinstance(self.norm1, RMSNorm),
         )
         return normed[0], normed[-1], total

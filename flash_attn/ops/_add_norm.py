@@ -30,6 +30,31 @@ def normalize(x, weight, bias, eps, is_rms_norm=False):
     return y if bias is None else y + bias
 
 
+def like(name, tensor, x, x_name="x"):
+    """The tensor in the shape of x (...,N), whose elements it has in other dims before the last; None stays None."""
+    assert tensor is None or (tensor.shape[-1:] == x.shape[-1:] and tensor.numel() == x.numel()), (
+        f"{name} has shape {tuple(tensor.shape)} and {x_name} {tuple(x.shape)}; they must have the same rows."
+    )
+    return tensor if tensor is None or tensor.shape == x.shape else tensor.reshape(x.shape)
+
+
+def per_row(rowscale, x):
+    """What each row of x (...,N) is multiplied by: (...,1). rowscale: one number a row, in any shape."""
+    rows = x.shape[:-1]
+    assert rowscale.numel() == rows.numel(), (
+        f"rowscale has shape {tuple(rowscale.shape)}; it must have {rows.numel()} elements, one for each row of x."
+    )
+    return rowscale.reshape(rows)[..., None]
+
+
+def check_features(name, tensor, x):
+    """That the tensor has one number for each feature of x (...,N)."""
+    N = x.shape[-1]
+    assert tensor is None or tensor.shape == (N,), (
+        f"{name} has shape {tuple(tensor.shape)}; it must be ({N},), the last dim of x."
+    )
+
+
 def add_norm(
     branches,
     residual,
@@ -52,6 +77,9 @@ def add_norm(
 
     Computes in fp32 (fp64 for fp64). Returns (results, sum, dropout masks); results see the sum before its rounding.
     """
+    for n, (weight, bias) in enumerate(norms):
+        check_features(f"weight{n or ''}", weight, branches[0])
+        check_features(f"bias{n or ''}", bias, branches[0])
     own = branches[0].dtype
     dtype = torch.promote_types(own, torch.float32)
     parts = [branch.to(dtype) for branch in branches]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.ops._add_norm import add_norm, normalize
+from flash_attn.ops._add_norm import add_norm, check_features, like, normalize, per_row
 
 
 def layer_norm(x, weight, bias, epsilon):
@@ -39,7 +39,10 @@ def dropout_add_norm(
     is_rms_norm=False,
 ):
     """`dropout_add_layer_norm` with the choice of the norm."""
-    scales = [scale for scale in (None if rowscale is None else rowscale[..., None], layerscale) if scale is not None]
+    check_features("layerscale", layerscale, x0)
+    scales = [] if rowscale is None else [per_row(rowscale, x0)]
+    scales += [] if layerscale is None else [layerscale]
+    residual = like("residual", residual, x0, "x0")
     norms = [(weight, bias)]
     done = add_norm([x0], residual, norms, epsilon, dropout_p, scales, residual_in_fp32, is_rms_norm)
     return _collect(*done, prenorm, return_dropout_mask)
@@ -60,7 +63,7 @@ def dropout_add_layer_norm(
 ):
     """Layer norm of dropout(x0 * rowscale * layerscale) + residual.
 
-    x0, residual: (...,N); residual may be None. weight, bias, layerscale: (N). rowscale: (...).
+    x0, residual: (...,N); residual may be None. weight, bias, layerscale: (N). rowscale: one number for each row.
     Returns y, then the sum with prenorm, then the mask with return_dropout_mask; alone if it is only y.
     """
     options = (rowscale, layerscale, prenorm, residual_in_fp32, return_dropout_mask)
@@ -85,6 +88,7 @@ def dropout_add_norm_subset(
     is_rms_norm=False,
 ):
     """`dropout_add_layer_norm_subset` with the choice of the norm."""
+    check_features("layerscale", layerscale, x0)
     N = x0.shape[-1]
     shape = x0.shape if x0_subset is None else (*x0_subset.shape, N)
     rows = x0.reshape(-1, N)
@@ -92,7 +96,7 @@ def dropout_add_norm_subset(
     scales += [] if layerscale is None else [layerscale]
     if x0_subset is not None:
         rows = torch.cat((torch.zeros_like(rows[:1]), rows))[x0_subset.flatten().long()]
-    residual = None if residual is None else residual.reshape(-1, N)
+    residual = like("residual", residual, rows, "x0")
     norms = [(weight, bias)]
     (y,), total, masks = add_norm([rows], residual, norms, epsilon, dropout_p, scales, residual_in_fp32, is_rms_norm)
     if x0_subset is not None:
@@ -100,7 +104,7 @@ def dropout_add_norm_subset(
         masks = [taken.index_put((x0_subset.flatten().long(),), masks[0])[1:].view(x0.shape)]
     if out_subset is not None:
         wanted = y.new_zeros(out_numrows + 1, N)
-        y = wanted.index_put((out_subset.flatten().long(),), y)[1:]
+        y = wanted.index_put((out_subset.flatten().long(),), y)[1:].view(-1, *x0.shape[1:])
     else:
         y = y.view(shape)
     return _collect([y], total.view(shape), masks, prenorm, return_dropout_mask)
@@ -150,12 +154,14 @@ def dropout_add_norm_parallel_residual(
     is_rms_norm=False,
 ):
     """`dropout_add_layer_norm_parallel_residual` with the choice of the norm."""
-    branches = [x0] if x1 is None else [x0, x1]
+    branches = [x0] if x1 is None else [x0, like("x1", x1, x0, "x0")]
+    residual = like("residual", residual, x0, "x0")
     norms = [(weight0, bias0)] + ([] if weight1 is None else [(weight1, bias1)])
     results, total, masks = add_norm(branches, residual, norms, epsilon, dropout_p, (), residual_in_fp32, is_rms_norm)
     items = [*results, *([None] if weight1 is None else []), *([total] if prenorm else [])]
     if return_dropout_mask:
-        items += [mask.to(torch.uint8) for mask in masks] + ([None] if x1 is None else [])
+        items += [mask.to(torch.uint8) for mask in masks]
+        items += [torch.ones_like(x0, dtype=torch.uint8)] if x1 is None else []
     return tuple(items)
 
 
@@ -176,7 +182,7 @@ def dropout_add_layer_norm_parallel_residual(
     """Two layer norms of dropout(x0) + dropout(x1) + residual, all (...,N); x1 and residual may be None.
 
     Returns (y0, y1), then the sum with prenorm, then both masks with return_dropout_mask. y1 is None without weight1,
-    the second mask without x1.
+    the second mask is all ones without x1.
     """
     norms = (weight0, bias0, weight1, bias1)
     options = (dropout_p, epsilon, prenorm, residual_in_fp32, return_dropout_mask)

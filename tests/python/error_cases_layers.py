@@ -51,6 +51,7 @@ def _rotary():
         yield "apply_rotary_emb_qkv_", "num_heads_q" if heads else "qkv", call
     yield "apply_rotary_emb_kv_", "kv", lambda: rotary.apply_rotary_emb_kv_(torch.zeros(B, S, 3, H, D), cos, cos)
     qkv = torch.zeros(B, S, 3, H, D)
+    yield "RotaryEmbedding", "seqlen_offset", lambda: rotary.RotaryEmbedding(D)(qkv, seqlen_offset=-1)
     yield "RotaryEmbedding", "seqlen_offset", lambda: rotary.RotaryEmbedding(D)(qkv, seqlen_offset=int32(0, 1))
 
 
@@ -111,6 +112,7 @@ def _mha():
         ("layer_idx", flash(), dict(inference_params=InferenceParams(S, B))),
         ("inference_params", flash(layer_idx=0), dict(inference_params=InferenceParams(S - 1, B))),
         ("inference_params", flash(layer_idx=0, dwconv=True), dict(inference_params=InferenceParams(S, B))),
+        ("inference_params", flash(layer_idx=0), dict(inference_params=InferenceParams(S + 5, B, seqlen_offset=1))),
         ("inference_params", MHA(E, H, layer_idx=0), dict(inference_params=_ragged_generation())),
     ):
         yield "MHA", argument, partial(module, x, **options)
@@ -139,7 +141,9 @@ def _losses_and_operations():
     yield "CrossEntropyLoss", "reduction", lambda: CrossEntropyLoss(reduction="most")
     for argument, given in (
         ("logits", (logits[None], labels)),
+        ("logits", (logits.long(), labels)),
         ("labels", (logits, labels[:2])),
+        ("labels", (logits, logits[:, 0])),
         ("precomputed_lse", (logits, labels, torch.zeros(2))),
         ("logit_scale", (logits, labels, None, 0.0, -1.0)),
     ):
@@ -155,10 +159,19 @@ def _losses_and_operations():
     for argument, options in (
         ("residual", dict(residual=x[:2])),
         ("rowscale", dict(rowscale=torch.ones(3), x1=x)),
+        ("rowscale", dict(rowscale=torch.ones(2))),
+        ("weight1, bias1", dict(weight1=weight[:1])),
+        ("out, residual_out", dict(out=x[:1])),
+        ("out_dtype", dict(out=x, out_dtype=torch.float16)),
         ("dropout_p", dict(dropout_p=1.0)),
     ):
         yield "layer_norm_fn", argument, partial(layer_norm_fn, x, weight, None, **options)
     yield "unpad_input, pad_input, index_first_axis", "input", lambda: bert_padding.index_first_axis(labels, labels)
+    padded, mask = torch.zeros(2, 3, 8), torch.full((2, 3), 2)
+    unpad = bert_padding.unpad_input
+    yield "unpad_input, pad_input, index_first_axis", "attention_mask", lambda: unpad(padded, mask[:1])
+    concatenated = bert_padding.unpad_input_for_concatenated_sequences
+    yield "unpad_input, pad_input, index_first_axis", "attention_mask_in_length", lambda: concatenated(padded, mask)
     yield "PatchEmbed", "x", lambda: PatchEmbed(16, 8, embed_dim=8)(torch.zeros(1, 3, 16, 24))
     for argument, value in (("activation", "tanh"), ("checkpoint_lvl", 3), ("heuristic", 7)):
         yield "FusedMLP", argument, partial(fused_dense.FusedMLP, 8, **{argument: value})

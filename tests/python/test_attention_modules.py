@@ -122,6 +122,17 @@ def test_plain_self_attention(causal, padding):
     )
 
 
+def test_plain_attention_of_a_mask_for_all_and_of_no_batch():
+    qkv, mask = torch.randn(B, H, 3, H, D), torch.arange(H) < 3  # as many keys as heads
+    module = SelfAttention(causal=True)
+    torch.testing.assert_close(
+        module(qkv, key_padding_mask=mask), module(qkv, key_padding_mask=mask.expand(B, H)), rtol=0, atol=0
+    )
+    with pytest.raises(RuntimeError):
+        module(qkv[:1], key_padding_mask=mask.expand(B, H))
+    assert module(qkv[:0]).shape == (0, H, H, D)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("Hk", [2, 4])

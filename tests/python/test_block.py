@@ -105,12 +105,27 @@ def test_parallel(fused, tied, given):
     check(block, [torch.randn(B, S, E) for _ in range(given)], reference)
 
 
+@pytest.mark.parametrize("cls", [Block, ParallelBlock])
+def test_norms_centred_at_zero(cls):
+    fused, plain = (
+        cls(E, MIXER, norm_cls=partial(RMSNorm, zero_centered_weight=True), fused_dropout_add_ln=fused)
+        for fused in (True, False)
+    )
+    plain.load_state_dict(fused.state_dict())
+    x = torch.randn(B, S, E)
+    for a, b in zip(fused(x), plain(x)):
+        torch.testing.assert_close(a, b)
+
+
 def test_mixer_subset_and_arguments():
     block = double(Block(E, partial(MIXER, cross_attn=True)))
     x = torch.randn(B, S, E).double()
     whole, part = block(x), block(x, mixer_subset=slice(0, 2))
     for a, b in zip(whole, part):
         torch.testing.assert_close(a[:, :2], b)
+    for fused in (False, True):
+        block = double(Block(E, partial(MIXER, cross_attn=True), prenorm=False, fused_dropout_add_ln=fused))
+        torch.testing.assert_close(block(x)[:, 3:4], block(x, mixer_subset=torch.tensor([3])))
     block = double(Block(E, MIXER))
     mask = torch.arange(S)[None] < torch.tensor([[S], [3]])
     hidden, _ = block(x, mixer_kwargs={"key_padding_mask": mask})

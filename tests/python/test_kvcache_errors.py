@@ -133,3 +133,15 @@ def test_pages_before_the_first_key_may_hold_anything():
     pages[0, 2] = 99
     with pytest.raises(RuntimeError, match=r"block_table\[0, 2\] = 99"):
         call(cache_seqlens=20)
+
+
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "k", "v", "cache_seqlens"])
+def test_one_argument_without_memory(name):
+    """It would make the call one of shapes alone, whose results are never written."""
+    call = make_call(ROWS)
+    arguments = call.arguments()
+    before = [x.clone() for x in (call.k_cache, call.v_cache)]
+    arguments[name] = arguments[name].to("meta")
+    with pytest.raises(RuntimeError, match=f"one device, got .*{name} on meta"):
+        flash_attn_with_kvcache(**arguments)
+    assert torch.equal(call.k_cache, before[0]) and torch.equal(call.v_cache, before[1])

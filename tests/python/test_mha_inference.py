@@ -119,6 +119,12 @@ def test_bad_calls(flash):
         module(x, inference_params=InferenceParams(max_seqlen=S, max_batch_size=B - 1))
     with pytest.raises(AssertionError, match="layer_idx"):
         MHA(E, H, use_flash_attn=flash)(x, inference_params=InferenceParams(S, B))
+    later = InferenceParams(S + 3, B, seqlen_offset=3)
+    with pytest.raises(AssertionError, match="layer_idx"):
+        MHA(E, H, causal=True, use_flash_attn=flash)(x, inference_params=later)
+    if flash:
+        with pytest.raises(AssertionError, match="layer 0 has no cache yet"):
+            module(x, inference_params=later)
     for name, value in (("key_padding_mask", torch.ones(B, S, dtype=torch.bool)), ("dwconv", True)):
         if name == "dwconv":
             module, call = MHA(E, H, layer_idx=0, use_flash_attn=flash, dwconv=True), {}

@@ -1,61 +1,20 @@
-"""Norms of sums, under all of upstream's names, against their definition in double precision, gradients included."""
-
-import inspect
+"""Norms of sums, as Triton's names have them, against their definition in double precision, gradients included."""
 
 import pytest
 import torch
 from harness import TORCH_DTYPES
+from norm_definition import DTYPES, EPS, TOLERANCE, B, N, S, check, norm, randn, weight_dtype
 
-from flash_attn.ops import layer_norm as layer_norm_module
-from flash_attn.ops import rms_norm as rms_norm_module
-from flash_attn.ops.layer_norm import DropoutAddLayerNorm, layer_norm
-from flash_attn.ops.rms_norm import DropoutAddRMSNorm, RMSNorm, rms_norm
+from flash_attn.ops.rms_norm import RMSNorm
 from flash_attn.ops.triton.layer_norm import RMSNorm as PrenormRMSNorm
 from flash_attn.ops.triton.layer_norm import layer_norm_fn, layer_norm_linear_fn, rms_norm_fn
 
 pytestmark = pytest.mark.second_torch
-EPS = 1e-5
-B, S, N = 3, 4, 10
-TOLERANCE = {"fp32": 1e-5, "fp16": 4e-3, "bf16": 3e-2, "fp64": 1e-11}
-DTYPES = list(TOLERANCE)
 
 
 @pytest.fixture(autouse=True)
 def seed(rng):
     pass
-
-
-def randn(*shape, dtype="fp32"):
-    return torch.randn(shape).to(TORCH_DTYPES[dtype])
-
-
-def weight_dtype(dtype):
-    """As in training: weights stay fp32 where x is narrower."""
-    return "fp64" if dtype == "fp64" else "fp32"
-
-
-def norm(x, weight, bias, rms):
-    """The definition, in fp64."""
-    x = x.double()
-    centred = x if rms else x - x.mean(-1, keepdim=True)
-    y = centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
-    return y if bias is None else y + bias.double()
-
-
-def check(function, reference, leaves, tolerance):
-    """Results and gradients of all leaves, for one random direction per result."""
-    ours = [x.detach().clone().requires_grad_() for x in leaves]
-    exact = [x.detach().double().requires_grad_() for x in leaves]
-    got, wanted = function(*ours), reference(*exact)
-    got, wanted = (list(r) if isinstance(r, (tuple, list)) else [r] for r in (got, wanted))
-    assert len(got) == len(wanted)
-    directions = [torch.randn_like(r) for r in got]
-    grads = torch.autograd.grad(got, ours, directions)
-    wanted_grads = torch.autograd.grad(wanted, exact, [d.double() for d in directions])
-    for a, b in zip([*got, *grads], [*wanted, *wanted_grads]):
-        error = (a.double() - b).abs().max()
-        assert a.shape == b.shape and error <= tolerance * (1 + b.abs().max()), error
-    return got
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -95,13 +54,23 @@ def test_layer_norm_fn(dtype, rms, branches, two_norms, centred_at_zero, with_re
     assert all(t.dtype == x.dtype for t in got[:-1])
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_weights_near_one_keep_their_digits(dtype):
+    """zero_centered_weight is for weights that are too close to 1 for 16 bits."""
+    x, weight, weight1 = randn(B, N), (1e-4 * randn(N)).to(TORCH_DTYPES[dtype]), randn(N, dtype=dtype)
+    options = dict(x1=x, weight1=weight1, eps=EPS, zero_centered_weight=True)
+    for got, own in zip(rms_norm_fn(x, weight, None, **options), (weight, weight1)):
+        torch.testing.assert_close(got.double(), norm(2 * x, own.double() + 1, None, True), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("rms", [False, True])
-def test_rowscale_and_no_bias(rms):
-    rowscale = torch.rand(B, S)
+@pytest.mark.parametrize("shape", [(B, S), (B * S,), (B, S, 1)])
+def test_rowscale_and_no_bias(rms, shape):
+    rowscale = torch.rand(shape)
     function = rms_norm_fn if rms else layer_norm_fn
     check(
         lambda x, weight: function(x, weight, None, rowscale=rowscale, eps=EPS),
-        lambda x, weight: norm(x * rowscale[..., None].double(), weight, None, rms),
+        lambda x, weight: norm(x * rowscale.view(B, S, 1).double(), weight, None, rms),
         [randn(B, S, N), randn(N)],
         1e-5,
     )
@@ -126,6 +95,11 @@ def test_given_outputs_are_written():
     assert y is out and total is residual_out
     torch.testing.assert_close(total, x + residual)
     torch.testing.assert_close(out, layer_norm_fn(x, weight, bias, residual))
+    flat = torch.full((N,), torch.nan)
+    assert torch.equal(layer_norm_fn(x[:1, None], weight, bias, out=flat)[0, 0], flat)
+    half = torch.empty(B, N, dtype=torch.bfloat16)
+    pair = layer_norm_fn(x, weight, bias, weight1=weight, bias1=bias, out=half)
+    assert pair[0] is half and pair[1].dtype == half.dtype and torch.equal(*pair)
     residual_out.fill_(torch.nan)
     assert torch.equal(layer_norm_fn(x, weight, bias, residual, residual_out=residual_out), out)
     torch.testing.assert_close(residual_out, x + residual)
@@ -189,6 +163,20 @@ def test_shapes_that_do_not_fit():
         layer_norm_fn(x, w, None, x1=randn(1, N))
     with pytest.raises(AssertionError, match="rowscale and x1"):
         layer_norm_fn(x, w, None, x1=x, rowscale=torch.ones(B))
+    # None of these may broadcast.
+    for name, given in (
+        ("rowscale", torch.ones(2 * B)),
+        ("weight1", w[:1]),
+        ("bias", randn(1, N)),
+        ("out", randn(2, B, N)),
+        ("residual_out", randn(1, N)),
+    ):
+        with pytest.raises(AssertionError, match=f"{name} has shape"):
+            layer_norm_fn(x, w, **{"bias": None, name: given})
+    with pytest.raises(AssertionError, match="weight has shape"):
+        rms_norm_fn(x, w.view(1, 1, N), None)
+    with pytest.raises(AssertionError, match="out_dtype is torch.float16"):
+        layer_norm_fn(x, w, None, out=x, out_dtype=torch.float16)
 
 
 @pytest.mark.parametrize("rms", [False, True])
@@ -217,159 +205,6 @@ def test_layer_norm_linear_fn_runs_in_autocast_dtype():
         assert layer_norm_linear_fn(x, w, w, matrix, None).dtype == torch.bfloat16
 
 
-# The older family, one for each norm
-
-FAMILIES = pytest.mark.parametrize("rms", [False, True])
-
-
-def family(name, rms):
-    module = rms_norm_module if rms else layer_norm_module
-    return getattr(module, name.format("rms" if rms else "layer"))
-
-
-@FAMILIES
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_plain_norms(rms, dtype):
-    x, weight, bias = randn(B, S, N, dtype=dtype), *(randn(N, dtype=weight_dtype(dtype)) for _ in range(2))
-    if rms:
-        got = check(
-            lambda x, w: rms_norm(x, w, EPS), lambda x, w: norm(x, w, None, True), [x, weight], TOLERANCE[dtype]
-        )
-    else:
-        got = check(
-            lambda x, w, b: layer_norm(x, w, b, EPS),
-            lambda x, w, b: norm(x, w, b, False),
-            [x, weight, bias],
-            TOLERANCE[dtype],
-        )
-    assert got[0].dtype == x.dtype
-
-
-@FAMILIES
-@pytest.mark.parametrize("prenorm", [False, True])
-def test_dropout_add_norm(rms, prenorm):
-    function = family("dropout_add_{}_norm", rms)
-    rowscale = torch.rand(B, S)
-
-    def ours(x0, residual, weight, bias, layerscale):
-        return function(x0, residual, weight, bias, 0.0, EPS, rowscale, layerscale, prenorm)
-
-    def reference(x0, residual, weight, bias, layerscale):
-        total = x0 * rowscale[..., None].double() * layerscale + residual
-        y = norm(total, weight, bias, rms)
-        return (y, total) if prenorm else y
-
-    check(ours, reference, [randn(B, S, N), randn(B, S, N), randn(N), randn(N), randn(N)], 1e-5)
-
-
-@FAMILIES
-def test_dropout_add_norm_masks_and_dtypes(rms):
-    function = family("dropout_add_{}_norm", rms)
-    x0, weight = randn(100, N, dtype="bf16"), randn(N)
-    y, total, mask = function(
-        x0, None, weight, None, 0.25, EPS, prenorm=True, residual_in_fp32=True, return_dropout_mask=True
-    )
-    assert (y.dtype, total.dtype, mask.dtype) == (torch.bfloat16, torch.float32, torch.uint8)
-    torch.testing.assert_close(total, x0.float() * mask / 0.75)
-    y, mask = function(x0, None, weight, None, 0.0, EPS, return_dropout_mask=True)
-    assert mask.shape == x0.shape and mask.all()
-
-
-@FAMILIES
-@pytest.mark.parametrize("with_residual", [False, True])
-def test_subset(rms, with_residual):
-    """Rows of the sum without x0, and rows that make no result; both numbered from 1, in any order."""
-    function = family("dropout_add_{}_norm_subset", rms)
-    x0_subset = torch.tensor([[2, 0, 1], [0, 3, 0]], dtype=torch.int32)
-    out_subset = torch.tensor([[1, 2, 0], [0, 0, 3]], dtype=torch.int32)
-
-    def ours(x0, residual, weight, bias, layerscale):
-        return function(
-            x0,
-            residual if with_residual else None,
-            weight,
-            bias,
-            0.0,
-            EPS,
-            layerscale,
-            x0_subset,
-            out_subset,
-            rowscale_const=1.25,
-            out_numrows=3,
-            prenorm=True,
-        ) + (0 * residual.sum(),)
-
-    def reference(x0, residual, weight, bias, layerscale):
-        total = [residual[r // 3, r % 3] * with_residual for r in range(6)]
-        for r, source in ((0, 1), (2, 0), (4, 2)):
-            total[r] = total[r] + x0[source] * 1.25 * layerscale
-        total = torch.stack(total)
-        return norm(total[[0, 1, 5]], weight, bias, rms), total.view(2, 3, N), 0 * residual.sum()
-
-    check(ours, reference, [randn(3, N), randn(2, 3, N), randn(N), randn(N), randn(N)], 1e-5)
-
-
-@FAMILIES
-def test_subset_masks(rms):
-    function = family("dropout_add_{}_norm_subset", rms)
-    x0, weight = randn(3, N), randn(N)
-    subset = torch.tensor([3, 0, 1, 2], dtype=torch.int32)
-    _, total, mask = function(x0, None, weight, None, 0.5, EPS, None, subset, prenorm=True, return_dropout_mask=True)
-    assert mask.shape == x0.shape and mask.dtype == torch.uint8
-    torch.testing.assert_close(total[[2, 3, 0]], x0 * mask * 2)
-    assert not total[1].any()
-    y, whole = function(x0, None, weight, None, 0.0, EPS, prenorm=True)
-    assert torch.equal(whole, x0) and y.shape == x0.shape
-
-
-@FAMILIES
-@pytest.mark.parametrize("with_x1, with_weight1", [(True, True), (False, True), (True, False)])
-def test_parallel_residual(rms, with_x1, with_weight1):
-    function = family("dropout_add_{}_norm_parallel_residual", rms)
-
-    def ours(x0, x1, residual, w0, b0, w1, b1):
-        rest = [x1, w1, b1]
-        if not with_weight1:
-            w1 = b1 = None
-        y0, y1, total = function(x0, x1 if with_x1 else None, residual, w0, b0, w1, b1, 0.0, EPS, prenorm=True)
-        assert (y1 is None) == (not with_weight1)
-        return [y for y in (y0, y1, total) if y is not None] + [sum(0 * t.sum() for t in rest)]
-
-    def reference(x0, x1, residual, w0, b0, w1, b1):
-        total = x0 + residual + (x1 if with_x1 else 0)
-        second = [norm(total, w1, b1, rms)] if with_weight1 else []
-        return [norm(total, w0, b0, rms), *second, total, sum(0 * t.sum() for t in (x1, w1, b1))]
-
-    check(ours, reference, [*(randn(B, S, N) for _ in range(3)), *(randn(N) for _ in range(4))], 1e-5)
-
-
-@FAMILIES
-def test_parallel_residual_masks(rms):
-    function = family("dropout_add_{}_norm_parallel_residual", rms)
-    x0, x1, w = randn(50, N), randn(50, N), randn(N)
-    y0, y1, total, mask0, mask1 = function(
-        x0, x1, None, w, None, w, None, 0.5, EPS, prenorm=True, return_dropout_mask=True
-    )
-    torch.testing.assert_close(total, 2 * (x0 * mask0 + x1 * mask1))
-    assert torch.equal(y0, y1)
-    *_, mask0, none = function(x0, None, None, w, None, w, None, 0.5, EPS, return_dropout_mask=True)
-    assert none is None and mask0.dtype == torch.uint8
-
-
-@pytest.mark.parametrize("cls, rms", [(DropoutAddLayerNorm, False), (DropoutAddRMSNorm, True)])
-def test_modules_of_the_older_family(cls, rms):
-    module = cls(N, prenorm=True, p=0.5, eps=EPS, residual_in_fp32=True)
-    assert list(module.state_dict()) == (["weight"] if rms else ["weight", "bias"])
-    x0, residual = randn(B, N), randn(B, N)
-    first, second = (module(x0, residual)[0] for _ in range(2))
-    assert not torch.equal(first, second)
-    y, total = module.eval()(x0, residual)
-    torch.testing.assert_close(total, x0 + residual)
-    torch.testing.assert_close(y.double(), norm(total, torch.ones(N), None, rms), rtol=1e-5, atol=1e-5)
-    assert isinstance(cls(N)(x0), torch.Tensor)
-    assert cls(N, prenorm=True, residual_in_fp32=True)(x0.half())[1].dtype == torch.float32
-
-
 def test_rms_norm_modules():
     x, residual = randn(B, S, N), randn(B, S, N)
     module = RMSNorm(N, eps=EPS)
@@ -381,8 +216,3 @@ def test_rms_norm_modules():
     torch.testing.assert_close(y.double(), norm(x + residual, torch.ones(N), None, True), rtol=1e-5, atol=1e-5)
     assert torch.equal(total, x + residual)
     assert RMSNorm(N, dtype=torch.float16).weight.dtype == torch.float16
-
-
-def test_rms_functions_take_the_arguments_of_layer_functions():
-    for name in ("dropout_add_{}_norm", "dropout_add_{}_norm_subset", "dropout_add_{}_norm_parallel_residual"):
-        assert inspect.signature(family(name, True)) == inspect.signature(family(name, False))

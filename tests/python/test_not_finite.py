@@ -104,6 +104,34 @@ def test_packed_sequences_do_not_meet(dtype, isa):
             assert finite[~middle].all() and not finite[middle].any(), (lengths, Hk, mask, D)
 
 
+def large_scores(dtype, D, device=CPU):
+    """The greatest scores are up to 5e7 and belong to one key each, whose value is the output."""
+    g = torch.Generator().manual_seed(0)
+    keys = torch.randn(1, 70, 2, D, generator=g)
+    keys = (math.sqrt(4e7 / D**0.5) * keys / keys.norm(dim=-1, keepdim=True) * D**0.5).to(dtype)
+    leaves = [
+        x.to(device.torch_name).requires_grad_() for x in (keys, keys, torch.randn(keys.shape, generator=g).to(dtype))
+    ]
+    with device.scope():
+        out, lse, _ = flash_attn_func(*leaves, return_attn_probs=True)
+        grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert 3e7 < lse.min() and lse.max() < 5e7, "the scores meant"
+    assert all(torch.isfinite(x).all() for x in grads)
+    torch.testing.assert_close(out, leaves[2].detach(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_scores_as_large_as_promised(dtype, isa):
+    for D in (64, 128):
+        large_scores(harness.TORCH_DTYPES[dtype], D)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_scores_as_large_as_promised_on_a_gpu(dtype, gpu):
+    large_scores(harness.TORCH_DTYPES[dtype], 64, Device(gpu))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])

@@ -55,6 +55,14 @@ def test_nested(position, name, layout):
 
 
 @modern
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", ["alibi_slopes", "attn_bias", "attn_mask", "key_end"])
+def test_nested_among_the_other_arguments(name):
+    with pytest.raises(TypeError, match=f"{name} is a nested tensor"):
+        flash_attn_func(*qkv(), **{name: nested(qkv()[0], "jagged")})
+
+
+@modern
 def test_what_to_pass_instead_of_a_nested_tensor():
     q, k, v = qkv()
     jagged = [nested(x, "jagged") for x in (q, k, v)]
@@ -82,6 +90,8 @@ def test_distributed(mesh):
     with pytest.raises(TypeError, match=r"v is a DTensor; pass v\.to_local\(\)"):
         flash_attn_func(q, k, sharded[2])
     assert torch.equal(flash_attn_func(*(x.to_local() for x in sharded)), flash_attn_func(q, k, v))
+    with pytest.raises(TypeError, match=r"k is a DTensor; pass k\.to_local\(\)"):
+        flash_attn.flash_attn_with_kvcache(q, k, v, k=sharded[1][:, :1], v=v[:, :1], cache_seqlens=1)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:torch.quantize_per_tensor")

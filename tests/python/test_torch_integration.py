@@ -56,8 +56,9 @@ def test_function_transforms_are_refused(transform):
     }
     default = getattr(torch.func, transform)
     call = calls.get(transform, lambda f: default(lambda x: f(x).sum())(q))
-    with pytest.raises(NotImplementedError, match=r"flash_attn.*torch\.func.*use \.backward\(\)"):
-        call(lambda x: flash_attn_func(x, k, v))
+    for attend in (flash_attn_func, flash_attn.flash_attn_with_kvcache):
+        with pytest.raises(NotImplementedError, match=r"flash_attn.*torch\.func.*use \.backward\(\)"):
+            call(lambda x: attend(x, k, v))  # noqa: B023
 
 
 @pytest.mark.second_torch
@@ -105,6 +106,21 @@ def test_export(strict):
     file.seek(0)
     for exported in (program, torch.export.load(file)):
         assert torch.equal(exported.module()(*qkv(9)), Attend()(*qkv(9)))
+
+
+class AttendPacked(nn.Module):
+    def forward(self, rows, cu_seqlens, longest, window):
+        lengths = cu_seqlens, cu_seqlens, longest, longest
+        return flash_attn.flash_attn_varlen_func(rows, rows, rows, *lengths, window_size=window)
+
+
+@pytest.mark.requires_torch(2, 10, "export of numbers that tensors hold")
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "non-strict"])
+def test_export_of_numbers_in_tensors(strict):
+    arguments = torch.randn(10, 2, 16), torch.tensor([0, 4, 10]).int(), torch.tensor(6), torch.tensor([3, 1])
+    program = torch.export.export(AttendPacked(), arguments, strict=strict)
+    others = *arguments[:2], torch.tensor(7), torch.tensor([2, 0])
+    assert torch.equal(program.module()(*others), AttendPacked()(*others))
 
 
 @modern
@@ -225,6 +241,8 @@ def test_functions_and_explanations_are_pickled():
     functions = [getattr(interface, n) for n in dir(interface) if n.startswith("flash_attn_") and n.endswith("func")]
     functions += [flash_attn.flash_attn_with_kvcache, interface._flash_attn_forward, interface.FlashAttnFunc]
     assert len(functions) == 9 and all(pickle.loads(pickle.dumps(f)) is f for f in functions)
+    apply = interface.FlashAttnVarlenFunc.apply
+    assert pickle.loads(pickle.dumps(apply)) is apply
     explanation = flash_attn.explain(*qkv())
     assert pickle.loads(pickle.dumps(explanation)) == copy.deepcopy(explanation) == explanation
 

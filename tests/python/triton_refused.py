@@ -16,7 +16,14 @@ from flash_attn.flash_attn_triton_amd import attention, interface_fa, tuning
 from flash_attn.flash_attn_triton_amd.problem import Problem
 
 MISSING, BAD = NotImplementedError, RuntimeError
-OF_CONTENTS = ("flash_attn: cache_batch_idx must be from", "flash_attn: block_table must hold pages")
+OF_CONTENTS = (
+    "flash_attn: cache_batch_idx must be from",
+    "flash_attn: cache_seqlens must be from",
+    "flash_attn: leftpad must be from",
+    "flash_attn: block_table must hold pages",
+    "flash_attn: cu_seqlens_",
+    "flash_attn: max_seqlen_",
+)
 
 
 def refused(there):
@@ -87,6 +94,11 @@ def _tensors(there):
         options = (None, None, None, None, longest, 4, 0.0, 1.0, False, False, -1, -1, 0.0, False)
         return lambda: interface_fa.varlen_fwd(q[0], q[0], q[0], None, cu_q, cu_k, *options)
 
+    contents = {
+        "cu_seqlens_q must rise from 0 to at most 4, the rows of q, got [0, 5]": (BAD, packed(cu // 4 * 5, cu)),
+        "max_seqlen_q must be at least 4, the longest sequence of cu_seqlens_q, got 3": (BAD, packed(cu, cu, 3)),
+    }
+
     def in_inference_mode(name, x):
         def call():
             with torch.inference_mode():
@@ -112,6 +124,7 @@ def _tensors(there):
         ),
         "cu_seqlens_k is None": (BAD, packed(cu, None)),
         "max_seqlen_q must not be negative, got -1": (BAD, packed(cu, cu, -1)),
+        **({} if q.is_cuda else contents),
         "qkv must have 5 dimensions (B, S, 3, H, D)": (BAD, in_inference_mode("qkv", q)),
         "kv must have 5 dimensions (B, Sk, 2, Hk, D)": (BAD, in_inference_mode("kv", q)),
     }
@@ -131,6 +144,14 @@ def _stored(there):
 
     beyond = {
         "cache_batch_idx must be from 0 to 0, the rows of k, got [1]": (BAD, cache(cache_batch_idx=cu[1:] // 4)),
+        "cache_seqlens must be from 0 to 4, the slots of a sequence less the 0 keys appended, got [20]": (
+            BAD,
+            cache(cache_seqlens=used),
+        ),
+        "leftpad must be from 0 to 4, the slots of a sequence, got [20]": (
+            BAD,
+            cache(cache_seqlens=cu[1:], cache_leftpad=used),
+        ),
         "block_table must hold pages from 0 to 1, those of k, got [0, 2]": (
             BAD,
             cache(q, pages, pages, cache_seqlens=used, block_table=table + cu // 2),
@@ -214,9 +235,19 @@ def _raw(there):
     raw = (q, q, q, None, None, 0.0, 1.0, False, -1, -1, 0.0, False)
     return {
         "has no fp8, which descale_q is for; pass descale_q=None": (MISSING, lambda: interface_fa.fwd(*raw, None, q)),
+        # As upstream's own function has it, behind gen_.
+        "has no fp8, which descale_q is for": (
+            MISSING,
+            lambda: interface_fa.varlen_fwd(*_packed(q), 4, 4, 0.0, 1.0, False, False, -1, -1, 0.0, False, None, q),
+        ),
         "the `generator` argument is no longer supported": (BAD, lambda: interface_fa.fwd(*raw, torch.Generator())),
         "return_softmax=True needs dropout_p > 0, got 0.0": (BAD, lambda: interface_fa.fwd(*raw[:-1], True)),
     }
+
+
+def _packed(q):
+    cu = torch.tensor([0, 4], dtype=torch.int32, device=q.device)
+    return q[0], q[0], q[0], None, cu, cu, None, None, None, None
 
 
 def _tuning(there):

@@ -2,7 +2,8 @@
 //
 // Head dims are padded to tile widths when loading. Nothing outside the tensor is read: a row past the end reads the
 // last row, a unit past the features reads the first one. What comes of it is masked (scores of keys past the end,
-// output features past Dv) or multiplied by a zero: callers that need zeros past the features ask for them (`padded`).
+// output features past Dv) or multiplied by a zero, which makes NaN of an infinity (docs/decisions.md): callers that
+// need zeros past the features ask for them (`padded`).
 #pragma once
 
 #include "hip/device/convert.h"

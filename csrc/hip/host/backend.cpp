@@ -21,8 +21,8 @@ void require_supported(const Problem& p) {
   require_features(p, "GPU", {Feature::softcap, Feature::alibi_slopes, Feature::window, Feature::dropout});
 }
 
-// Blocks of a launch: `tiles` for every head and sequence, and with cu_seqlens for every head once more, to clear the
-// rows outside of all sequences, which S_dmask does not have.
+// Blocks of a launch: `tiles` for every head and sequence, and with cu_seqlens for every head as many once more, which
+// share the rows outside of all sequences, to clear them. S_dmask has none.
 std::uint32_t blocks_of(const AttentionArgs& a, const KernelRow& row, index_t heads) {
   const index_t blocks =
       a.tiles * heads * (index_t(a.B) + (a.cu_seqlens_q && row.family != Family::forward_dmask ? 1 : 0));

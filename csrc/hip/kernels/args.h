@@ -38,7 +38,7 @@ struct AttentionArgs {
   std::int32_t tiles;  // Of the longest sequence: blocks per (batch, head).
 };
 
-// Grid: tiles * H * B blocks, and with cu_seqlens H more, which clear the rows outside of all sequences.
+// Grid: tiles * H * B blocks, and with cu_seqlens tiles * H more, which clear the rows outside of all sequences.
 struct ForwardArgs {
   AttentionArgs attention;
   TensorArg out;  // (B,Sq,H,Dv) or (Tq,H,Dv)
@@ -52,7 +52,7 @@ struct ForwardDmaskArgs {
 };
 
 // Grid: tiles * H * B blocks for backward_delta and backward_dq, tiles * Hk * B for the kernels of dK and dV, and with
-// cu_seqlens H or Hk more. `tiles` counts the kernel's own blocks of queries or keys.
+// cu_seqlens tiles * H or Hk more. `tiles` counts the kernel's own blocks of queries or keys.
 struct BackwardArgs {
   AttentionArgs attention;
   TensorArg dout, out;   // (B,Sq,H,Dv) or (Tq,H,Dv)

@@ -18,13 +18,14 @@ class BackwardDelta {
   FA_DEVICE static void run(const BackwardArgs& args, char*) {
     const AttentionArgs& a = args.attention;
     const u32 block = block_index(), unit = block / u32(a.tiles);
-    const int b = int(unit / u32(a.H)), h = int(unit % u32(a.H));
+    const int b = int(unit / u32(a.H)), h = int(unit % u32(a.H)), tile = int(block % u32(a.tiles));
     if (b == a.B)
-      return for_each_slack_row(a.cu_seqlens_q, a.B, a.Tq, a.Sq, Plan::kThreads, [&](int row, int thread, int) {
-        if (thread == 0) args.delta[index_t(h) * a.Tq + row] = 0;
-      });
+      return for_each_slack_row(a.cu_seqlens_q, a.B, a.Tq, a.Sq, tile, a.tiles, Plan::kThreads,
+                                [&](int row, int thread, int) {
+                                  if (thread == 0) args.delta[index_t(h) * a.Tq + row] = 0;
+                                });
     const Span queries = query_span(a, b);
-    const int first = int(block % u32(a.tiles)) * kRows;
+    const int first = tile * kRows;
     if (first >= queries.count) return;
     const auto dout = rows_of<T>(args.dout, b, h, queries, first, a.Dv, a.regular);
     const auto out = rows_of<T>(args.out, b, h, queries, first, a.Dv, a.regular);

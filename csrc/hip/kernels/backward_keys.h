@@ -41,10 +41,10 @@ class BackwardKeys {
   FA_DEVICE static void run(const BackwardArgs& args, char* lds) {
     const AttentionArgs& a = args.attention;
     const u32 block = block_index(), unit = block / u32(a.tiles);
-    const int b = int(unit / u32(a.Hk)), hk = int(unit % u32(a.Hk));
-    if (b == a.B) return clear_slack(args, hk);
+    const int b = int(unit / u32(a.Hk)), hk = int(unit % u32(a.Hk)), tile = int(block % u32(a.tiles));
+    if (b == a.B) return clear_slack(args, hk, tile);
     // Early keys are seen by most queries under a causal mask: their blocks start first.
-    const int first = int(block % u32(a.tiles)) * kBlockRows;
+    const int first = tile * kBlockRows;
     const Span keys = key_span(a, b);
     if (first < min_of(keys.count, a.Sk)) BackwardKeys(args, lds, b, hk, query_span(a, b), keys, first).attend();
   }
@@ -171,9 +171,9 @@ class BackwardKeys {
     }
   }
 
-  FA_DEVICE static void clear_slack(const BackwardArgs& args, int hk) {
+  FA_DEVICE static void clear_slack(const BackwardArgs& args, int hk, int part) {
     const AttentionArgs& a = args.attention;
-    for_each_slack_row(a.cu_seqlens_k, a.B, a.Tk, a.Sk, kThreads, [&](int row, int thread, int threads) {
+    for_each_slack_row(a.cu_seqlens_k, a.B, a.Tk, a.Sk, part, a.tiles, kThreads, [&](int row, int thread, int threads) {
       if (kWithDk) clear_row<T>(args.dk, row, hk, a.D, thread, threads);
       if (kWithDv) clear_row<T>(args.dv, row, hk, a.Dv, thread, threads);
     });

@@ -31,14 +31,14 @@ class BackwardDq {
   FA_DEVICE static void run(const BackwardArgs& args, char* lds) {
     const AttentionArgs& a = args.attention;
     const u32 block = block_index(), unit = block / u32(a.tiles);
-    const int b = int(unit / u32(a.H)), h = int(unit % u32(a.H));
+    const int b = int(unit / u32(a.H)), h = int(unit % u32(a.H)), tile = int(block % u32(a.tiles));
     if (b == a.B)
-      return for_each_slack_row(a.cu_seqlens_q, a.B, a.Tq, a.Sq, kThreads, [&](int row, int thread, int threads) {
-        clear_row<T>(args.dq, row, h, a.D, thread, threads);
-      });
+      return for_each_slack_row(
+          a.cu_seqlens_q, a.B, a.Tq, a.Sq, tile, a.tiles, kThreads,
+          [&](int row, int thread, int threads) { clear_row<T>(args.dq, row, h, a.D, thread, threads); });
     const Span queries = query_span(a, b);
     // Late queries see most keys under a causal mask: their blocks start first.
-    const int first = (a.tiles - 1 - int(block % u32(a.tiles))) * kBlockRows;
+    const int first = (a.tiles - 1 - tile) * kBlockRows;
     if (first < queries.count) BackwardDq(args, lds, b, h, queries, key_span(a, b), first).attend();
   }
 

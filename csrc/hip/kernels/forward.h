@@ -28,11 +28,11 @@ class Forward {
   FA_DEVICE static void run(const ForwardArgs& args, char* lds) {
     const AttentionArgs& a = args.attention;
     const u32 block = block_index(), unit = block / u32(a.tiles);
-    const int b = int(unit / u32(a.H)), h = int(unit % u32(a.H));
-    if (b == a.B) return clear_slack(args, h);
+    const int b = int(unit / u32(a.H)), h = int(unit % u32(a.H)), tile = int(block % u32(a.tiles));
+    if (b == a.B) return clear_slack(args, h, tile);
     const Span queries = query_span(a, b), keys = key_span(a, b);
     // Late queries see most keys under a causal mask: their blocks start first.
-    const int first = (a.tiles - 1 - int(block % u32(a.tiles))) * kBlockRows;
+    const int first = (a.tiles - 1 - tile) * kBlockRows;
     if (first < queries.count) Forward(args, lds, b, h, queries, keys, first).attend();
   }
 
@@ -126,9 +126,9 @@ class Forward {
     o_.write(rows_of<T>(args_.out, b_, h_, queries_, first_, a_.Dv, regular_));
   }
 
-  FA_DEVICE static void clear_slack(const ForwardArgs& args, int h) {
+  FA_DEVICE static void clear_slack(const ForwardArgs& args, int h, int part) {
     const AttentionArgs& a = args.attention;
-    for_each_slack_row(a.cu_seqlens_q, a.B, a.Tq, a.Sq, kThreads, [&](int row, int thread, int threads) {
+    for_each_slack_row(a.cu_seqlens_q, a.B, a.Tq, a.Sq, part, a.tiles, kThreads, [&](int row, int thread, int threads) {
       clear_row<T>(args.out, row, h, a.Dv, thread, threads);
       if (thread == 0) args.lse[index_t(h) * a.Tq + row] = kInf;
     });

@@ -8,12 +8,13 @@
 namespace flash_attn::gpu {
 
 // f(row, thread, threads) for every such row of `rows` packed rows, called by `threads` threads together. `longest`
-// rows of each sequence have a block.
+// rows of each sequence have a block. `parts` blocks share the rows; this one is `part`.
 template <class F>
-FA_DEVICE void for_each_slack_row(const std::int32_t* cu_seqlens, int B, int rows, int longest, int kThreads, F f) {
-  for (int row = 0; row < clamp(cu_seqlens[0], 0, rows); ++row) f(row, thread_index(), kThreads);
-  for (int row = clamp(cu_seqlens[B], 0, rows); row < rows; ++row) f(row, thread_index(), kThreads);
-  for (int b = thread_index(); b < B; b += kThreads) {
+FA_DEVICE void for_each_slack_row(const std::int32_t* cu_seqlens, int B, int rows, int longest, int part, int parts,
+                                  int kThreads, F f) {
+  for (int row = part; row < clamp(cu_seqlens[0], 0, rows); row += parts) f(row, thread_index(), kThreads);
+  for (int row = clamp(cu_seqlens[B], 0, rows) + part; row < rows; row += parts) f(row, thread_index(), kThreads);
+  for (int b = part * kThreads + thread_index(); b < B; b += parts * kThreads) {
     const Span all = sequence_span(cu_seqlens, b, longest, rows);
     for (int row = all.begin + min_of(all.count, longest); row < clamp(cu_seqlens[b + 1], 0, rows); ++row) f(row, 0, 1);
   }

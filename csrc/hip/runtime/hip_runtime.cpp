@@ -16,6 +16,7 @@ class HipRuntime final : public GpuRuntime {
     bind(set_device_, "hipSetDevice");
     bind(get_attribute_, "hipDeviceGetAttribute");
     bind(get_error_string_, "hipGetErrorString");
+    bind(get_last_error_, "hipGetLastError");
     // Since ROCm 6 the plain name is what programs compiled for ROCm 5 use.
     const char* const current = "hipGetDevicePropertiesR0600";
     bind(get_properties_, library_.find(current) ? current : "hipGetDeviceProperties");
@@ -23,7 +24,11 @@ class HipRuntime final : public GpuRuntime {
 
  private:
   const char* api_name() const override { return "HIP"; }
-  std::string error_text(Status status) const override { return get_error_string_(status); }
+  // HIP keeps a failure for hipGetLastError, which torch asks after launches of its own: it is ours to take away.
+  std::string error_text(Status status) const override {
+    get_last_error_();
+    return get_error_string_(status);
+  }
 
   GpuDevice query(int device) override {
     GpuDevice result;
@@ -60,6 +65,7 @@ class HipRuntime final : public GpuRuntime {
 
   Status (*get_device_)(int*) = nullptr;
   Status (*set_device_)(int) = nullptr;
+  Status (*get_last_error_)() = nullptr;
   Status (*get_attribute_)(int*, int attribute, int device) = nullptr;
   Status (*get_properties_)(void*, int device) = nullptr;
   const char* (*get_error_string_)(Status) = nullptr;

@@ -20,9 +20,8 @@ def _local_labels(labels, V, process_group):
     return own, (own >= 0) & (own < V), V * dist.get_world_size(process_group)
 
 
-def _log_sum_exp(logits, process_group):
-    """Over the classes of all ranks: (T)."""
-    lse = torch.logsumexp(logits, dim=-1)
+def _log_sum_exp(lse, process_group):
+    """Over the classes of all ranks, from that over this rank's: (T)."""
     if process_group is None:
         return lse
     highest = lse.clone()
@@ -54,7 +53,8 @@ class CrossEntropyLoss(torch.autograd.Function):
         ignored = labels == ignore_index
         columns, own, classes = _local_labels(labels.long(), V, process_group)
         own = own & ~ignored
-        lse = _log_sum_exp(wide, process_group) if precomputed_lse is None else precomputed_lse.to(wide.dtype)
+        known = precomputed_lse is not None and logit_scale == 1.0 and smoothing == 0.0  # as upstream has it
+        lse = _log_sum_exp(precomputed_lse.to(wide.dtype) if known else torch.logsumexp(wide, dim=-1), process_group)
         chosen = wide.gather(1, columns.where(own, torch.zeros_like(columns))[:, None])[:, 0]
         expected = (1 - smoothing) * torch.where(own, chosen, torch.zeros_like(chosen))
         if smoothing > 0:
@@ -89,6 +89,10 @@ class CrossEntropyLoss(torch.autograd.Function):
 
 def _check(logits, labels, precomputed_lse, logit_scale):
     assert logits.dim() == 2, f"logits has shape {tuple(logits.shape)}; it must be (T,V)."
+    assert logits.is_floating_point(), f"logits has dtype {logits.dtype}; it must be a floating one."
+    assert not (labels.is_floating_point() or labels.is_complex()), (
+        f"labels has dtype {labels.dtype}; it must be an integer one."
+    )
     assert labels.shape == logits.shape[:1], f"labels has shape {tuple(labels.shape)}; it must be ({len(logits)},)."
     assert logit_scale > 0.0, f"logit_scale is {logit_scale}; it must be positive."
     assert precomputed_lse is None or precomputed_lse.shape == labels.shape, (
@@ -113,7 +117,8 @@ def cross_entropy_loss(
 
     logits: (T,V), any floating dtype. Computed in fp32 (fp64 for fp64). The gradient flows to these.
     labels: (T) int. Rows labelled ignore_index have loss and gradient 0.
-    precomputed_lse: (T), where the caller has it: of the scaled logits, over the classes of all ranks.
+    precomputed_lse: (T), where the caller has it: logsumexp(logits) over this rank's V classes. With a logit_scale or
+        label_smoothing, for which it is no help, it is computed all the same.
     inplace_backward: write the gradient into the memory of logits.
     process_group: V classes of V*W lie on each rank, in the order of ranks; labels count them all.
 

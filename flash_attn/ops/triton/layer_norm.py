@@ -5,7 +5,20 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from flash_attn.ops._add_norm import add_norm
+from flash_attn.ops._add_norm import add_norm, like, per_row
+
+
+def _shifted(weight):
+    """A weight that is kept minus 1: in fp32, as next to 1 those of 16 bits would lose what is below 2^-8."""
+    return None if weight is None else weight.to(torch.promote_types(weight.dtype, torch.float32)) + 1.0
+
+
+def _written(name, out, y):
+    """y, in the memory of `out` where that is given."""
+    if out is None:
+        return y
+    like(name, out, y)
+    return like(name, out.copy_(like("x", y, out)), y)
 
 
 def layer_norm_fn(
@@ -32,14 +45,14 @@ def layer_norm_fn(
 
     x: (...,N). x1, residual: the same shape, or None.
     weight, bias: (N); bias may be None. weight1, bias1: (N) of a second norm of the same sum, or None.
-    rowscale: (...) or None; not with x1.
+    rowscale: as many numbers as x has rows, or None; not with x1.
     dropout_p: in [0, 1), as it is given: there is no training mode here.
     prenorm: also return s, in residual's dtype or, without residual, in fp32 with residual_in_fp32, else in x's dtype.
     zero_centered_weight: the weights are kept minus 1.
     return_dropout_mask: also return the bool masks of x and x1, true where an element stays. None without dropout, and
         for x1 without x1.
-    out_dtype: of the results; None is x's.
-    out, residual_out: tensors to write the first result and s into.
+    out_dtype: of the results; None is x's, or that of out.
+    out, residual_out: tensors to write the first result and s into, of as many rows as x.
 
     Returns y, then y1 with weight1, s with prenorm, two masks with return_dropout_mask; alone if it is only y.
     """
@@ -50,19 +63,23 @@ def layer_norm_fn(
     assert rowscale is None or x1 is None, (
         "rowscale and x1 were given, and rowscale would scale x only: pass one of them."
     )
-    shift = 1.0 if zero_centered_weight else 0.0
-    norms = [(weight + shift, bias)] + ([] if weight1 is None else [(weight1 + shift, bias1)])
+    assert out is None or out_dtype in (None, out.dtype), (
+        f"out has dtype {out.dtype} and out_dtype is {out_dtype}; pass one of them, or equal ones."
+    )
+    if out is not None:
+        out_dtype = out.dtype
+    if zero_centered_weight:
+        weight, weight1 = _shifted(weight), _shifted(weight1)
+    norms = [(weight, bias)] + ([] if weight1 is None else [(weight1, bias1)])
     branches = [x] if x1 is None else [x, x1]
-    scales = [] if rowscale is None else [rowscale[..., None]]
+    scales = [] if rowscale is None else [per_row(rowscale, x)]
     results, total, masks = add_norm(
         branches, residual, norms, eps, dropout_p, scales, residual_in_fp32, is_rms_norm, out_dtype
     )
-    if out is not None:
-        results[0] = out.copy_(results[0])
+    results[0] = _written("out", out, results[0])
+    total = _written("residual_out", residual_out, total)
     if prenorm:
-        results.append(total if residual_out is None else residual_out.copy_(total))
-    elif residual_out is not None:
-        residual_out.copy_(total)
+        results.append(total)
     if return_dropout_mask:
         masks = masks if dropout_p > 0 else ()
         results.extend([*masks, None, None][:2])
