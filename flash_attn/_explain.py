@@ -118,7 +118,8 @@ def _explain_call(call) -> Explanation:
     )
     explain_pass = _explainers()[0]
     stored = any(call.get(name) is not None for name in ("block_table", "seqused_k", "leftpad_k"))
-    records_gradient = not stored and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    differentiated = (x for x in (q, k, v, call.get("attn_bias"), call.get("learnable_sink")) if x is not None)
+    records_gradient = not stored and torch.is_grad_enabled() and any(x.requires_grad for x in differentiated)
     return_softmax = bool(call.get("return_attn_probs")) and call.get("dropout_p", 0.0) > 0
     backward = Explanation(**explain_pass(*problem, return_softmax, True)) if records_gradient else None
     return Explanation(**explain_pass(*problem, return_softmax, False), backward=backward)

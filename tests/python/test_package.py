@@ -201,6 +201,13 @@ def test_explain_takes_every_call(name):
         assert flash_attn.explain(function, *arguments).backward is None
 
 
+@pytest.mark.parametrize("name, shape", [("attn_bias", (1, 1, 4, 4)), ("learnable_sink", (2,))])
+def test_explain_of_a_gradient_of_the_scores_alone(name, shape):
+    q = torch.zeros(1, 4, 2, 16)
+    assert flash_attn.explain(q, q, q, **{name: torch.zeros(shape)}).backward is None
+    assert flash_attn.explain(q, q, q, **{name: torch.zeros(shape, requires_grad=True)}).backward is not None
+
+
 def test_explain_knows_what_else_is_returned():
     """S_dmask is written from packed keys, by the kernels that many rows get."""
     q, k = torch.zeros(1, 2, 2, 64, dtype=torch.bfloat16), torch.zeros(1, 256, 2, 64, dtype=torch.bfloat16)

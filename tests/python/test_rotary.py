@@ -49,6 +49,16 @@ def both(x, function, reference):
     return leaf, out, grad, wanted, wanted_grad
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 2, 16), (2, 0, 2, 16), (2, 3, 0, 16)])
+def test_nothing_to_rotate(shape):
+    """All empty tensors are at one address, whatever their strides."""
+    x = torch.zeros(shape, requires_grad=True)
+    cos, sin = torch.ones(5, 4), torch.zeros(5, 4)
+    out = apply_rotary_emb(x.transpose(0, 1).contiguous().transpose(0, 1), cos, sin)
+    out.sum().backward()  # an expanded gradient
+    assert out.shape == x.grad.shape == shape
+
+
 @everywhere
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "fp64"])
 @pytest.mark.parametrize("inplace", [False, True])

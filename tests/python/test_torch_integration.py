@@ -91,6 +91,26 @@ def test_autocast_casts_nothing():
         assert mha()(torch.randn(2, 6, 32)).dtype == torch.bfloat16  # its projections are cast
 
 
+@pytest.mark.requires_torch(2, 10, "compiled autograd as set here")
+@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.3}, {"window_size": (2, 0), "softcap": 5.0}], ids=str)
+def test_compiled_autograd_of_an_eager_call(options):
+    """A backward pass that torch compiles where forward was not."""
+    from torch._dynamo import compiled_autograd
+
+    def gradients():
+        leaves = qkv(grad=True)
+        torch.manual_seed(1)
+        out = flash_attn_func(*leaves, **options)
+        out.sin().sum().backward()
+        return [x.grad for x in leaves]
+
+    wanted = gradients()
+    with compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        got = gradients()
+    for a, b in zip(got, wanted):
+        torch.testing.assert_close(a, b)
+
+
 # torch.export and TorchScript
 
 
