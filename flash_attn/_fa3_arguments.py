@@ -97,10 +97,23 @@ def cumulative(lengths):
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
 
 
+def check_per_sequence(name, value, B):
+    if not isinstance(value, torch.Tensor):
+        raise RuntimeError(f"{name} is {value!r}; it must be a tensor, int32 (B,) = ({B},).")
+    if value.dtype != torch.int32 or value.shape != (B,):
+        raise RuntimeError(f"{name} is {value.dtype} {tuple(value.shape)}; it must be int32 (B,) = ({B},).")
+    return value
+
+
 def check_dims_of_caches(**caches):
     for name, cache in caches.items():
         if cache.dim() != 4:
             raise RuntimeError(f"{name} has shape {tuple(cache.shape)}; it must be (B,S,Hk,D), or pages of that shape.")
+        if cache.shape[1] == 0:
+            raise RuntimeError(
+                f"{name} has shape {tuple(cache.shape)}; with attention_chunk, qv, cu_seqlens_q, cu_seqlens_k_new or "
+                "rotary_seqlens it must have at least one slot."
+            )
 
 
 def used_rows_first(name, used, cu_seqlens, T):

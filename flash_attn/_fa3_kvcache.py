@@ -66,9 +66,7 @@ def _per_sequence(name, value, B, device, default=None):
     value = default if value is None else value
     if not isinstance(value, Tensor):
         return torch.full((B,), value, dtype=torch.int32, device=device)
-    if value.dtype != torch.int32 or value.shape != (B,):
-        raise RuntimeError(f"{name} is {value.dtype} {tuple(value.shape)}; it must be int32 (B,) = ({B},).")
-    return value
+    return arguments.check_per_sequence(name, value, B)
 
 
 def _starts(cache_seqlens, k, B, device, capacity):
@@ -382,7 +380,7 @@ def get_scheduler_metadata(
     for name, size in {**sizes, "max_seqlen_k_new": max_seqlen_k_new}.items():
         if size < 0:
             raise RuntimeError(f"{name} is {size}; it must not be negative.")
-    if num_heads_kv < 1 or num_heads_q % num_heads_kv:
+    if num_heads_kv < 1 or num_heads_q < 1 or num_heads_q % num_heads_kv:
         raise RuntimeError(f"num_heads_q is {num_heads_q}; it must be a multiple of num_heads_kv, {num_heads_kv}.")
     for name, width in (("headdim", headdim), ("headdim_v", headdim if headdim_v is None else headdim_v)):
         if not 1 <= width <= arguments.MAX_HEAD_DIM:
@@ -392,6 +390,6 @@ def get_scheduler_metadata(
     tensors = {"cache_seqlens": (cache_seqlens, 0), "cache_leftpad": (cache_leftpad, 0)}
     tensors.update(cu_seqlens_q=(cu_seqlens_q, 1), cu_seqlens_k_new=(cu_seqlens_k_new, 1))
     for name, (tensor, more) in tensors.items():
-        if tensor is not None:
-            _per_sequence(name, tensor, batch_size + more, tensor.device)
+        if tensor is not None or name == "cache_seqlens":
+            arguments.check_per_sequence(name, tensor, batch_size + more)
     return torch.zeros(1, dtype=torch.int32, device=cache_seqlens.device)

@@ -91,7 +91,7 @@ def unpad_input(hidden_states, attention_mask, unused_mask=None):
     _check_mask("attention_mask", attention_mask, hidden_states)
     if unused_mask is not None:
         _check_mask("unused_mask", unused_mask, hidden_states)
-    kept = attention_mask if unused_mask is None else attention_mask + unused_mask
+    kept = attention_mask if unused_mask is None else (attention_mask != 0) | (unused_mask != 0)
     lengths = kept.sum(dim=-1, dtype=torch.int32)
     indices = torch.nonzero(kept.flatten(), as_tuple=False).flatten()
     return (

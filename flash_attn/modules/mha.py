@@ -136,13 +136,20 @@ class _MultiHead(nn.Module):
         lengths = inference_params.lengths_per_sample
         return inference_params.seqlen_offset if lengths is None else lengths[_cache_rows(inference_params, batch)]
 
-    def _check_layer(self):
+    def _caches(self, inference_params):
+        """Of all layers. This one's is there, unless nothing has been generated yet."""
         assert self.layer_idx is not None, (
             "generation finds a layer's cache by its layer_idx: pass one to the constructor."
         )
+        caches = inference_params.key_value_memory_dict
+        assert self.layer_idx in caches or inference_params.seqlen_offset == 0, (
+            f"seqlen_offset is {inference_params.seqlen_offset} and layer {self.layer_idx} has no cache yet: call it "
+            "with seqlen_offset 0 first, or put what allocate_inference_cache returns into key_value_memory_dict."
+        )
+        return caches
 
     def _update_kv_cache(self, kv, inference_params):
-        self._check_layer()
+        self._caches(inference_params)
         return _update_kv_cache(kv, inference_params, self.layer_idx)
 
     def _update_kvcache_attention(self, q, kv, inference_params):
@@ -156,12 +163,7 @@ class _MultiHead(nn.Module):
             return self.inner_cross_attn(q, self._update_kv_cache(kv, inference_params))
         inner = self.inner_cross_attn
         rows = _cache_rows(inference_params, q.shape[0])
-        self._check_layer()
-        caches = inference_params.key_value_memory_dict
-        assert self.layer_idx in caches, (
-            f"seqlen_offset is {inference_params.seqlen_offset} and layer {self.layer_idx} has no cache yet: call it "
-            "with seqlen_offset 0 first, or put what allocate_inference_cache returns into key_value_memory_dict."
-        )
+        caches = self._caches(inference_params)
         k_cache, v_cache = caches[self.layer_idx][rows].unbind(dim=2)
         return flash_attn_with_kvcache(
             q,

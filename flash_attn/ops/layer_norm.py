@@ -154,6 +154,7 @@ def dropout_add_norm_parallel_residual(
     is_rms_norm=False,
 ):
     """`dropout_add_layer_norm_parallel_residual` with the choice of the norm."""
+    assert bias1 is None or weight1 is not None, "bias1 was given without weight1, whose norm it is for: pass both."
     branches = [x0] if x1 is None else [x0, like("x1", x1, x0, "x0")]
     residual = like("residual", residual, x0, "x0")
     norms = [(weight0, bias0)] + ([] if weight1 is None else [(weight1, bias1)])

@@ -289,6 +289,7 @@ def _fa3_cache() -> Iterator[Case]:
         ("cache_seqlens", dict(cache_seqlens=None)),
         ("cache_seqlens", dict(k=None, v=None, cu_seqlens_k_new=None, cache_seqlens=9)),
         ("v_cache", dict(v_cache=torch.zeros(8, HK, DV))),
+        ("k_cache", dict(k_cache=torch.zeros(2, 0, HK, D), v_cache=torch.zeros(2, 0, HK, DV))),
         ("rotary_sin", dict(rotary_cos=ones, rotary_sin=ones.double())),
         ("rotary_cos", dict(rotary_cos=ones[:2], rotary_sin=ones[:2])),
         ("rotary_cos", dict(rotary_cos=ones)),
@@ -317,10 +318,11 @@ def _fa3_rest() -> Iterator[Case]:
     ):
         yield Case("flash_attn_interface.flash_attn_combine", argument, lambda g=given: fa3.flash_attn_combine(*g))
     sizes = dict(batch_size=2, max_seqlen_q=5, max_seqlen_k=8, num_heads_q=H, num_heads_kv=HK, headdim=D)
-    changes = dict(max_seqlen_q=-1, num_heads_q=3, headdim=577, page_size=0)
+    changes = [("max_seqlen_q", -1), ("num_heads_q", 3), ("num_heads_q", 0), ("headdim", 577), ("page_size", 0)]
+    changes += [("cache_seqlens", None), ("cache_seqlens", 3)]
     if hasattr(torch, "float8_e4m3fn"):
-        changes["qkv_dtype"] = torch.float8_e4m3fn
-    for argument, value in changes.items():
+        changes += [("qkv_dtype", torch.float8_e4m3fn)]
+    for argument, value in changes:
         given = {**sizes, "cache_seqlens": int32(8, 7), argument: value}
         name = "flash_attn_interface.get_scheduler_metadata"
         yield Case(name, argument, lambda g=given: fa3.get_scheduler_metadata(**g))

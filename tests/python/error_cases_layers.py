@@ -16,6 +16,7 @@ from flash_attn.losses.cross_entropy import CrossEntropyLoss
 from flash_attn.modules import attention, block, mha
 from flash_attn.modules.flash_attention import FlashAttention
 from flash_attn.ops import fused_dense
+from flash_attn.ops.layer_norm import dropout_add_layer_norm_parallel_residual
 from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
 from flash_attn.ops.triton.layer_norm import layer_norm_fn
 from flash_attn.utils import distributed
@@ -161,12 +162,15 @@ def _losses_and_operations():
         ("rowscale", dict(rowscale=torch.ones(3), x1=x)),
         ("rowscale", dict(rowscale=torch.ones(2))),
         ("weight1, bias1", dict(weight1=weight[:1])),
+        ("weight1, bias1", dict(bias1=weight)),
         ("out, residual_out", dict(out=x[:1])),
         ("out_dtype", dict(out=x, out_dtype=torch.float16)),
         ("dropout_p", dict(dropout_p=1.0)),
     ):
         yield "layer_norm_fn", argument, partial(layer_norm_fn, x, weight, None, **options)
     yield "unpad_input, pad_input, index_first_axis", "input", lambda: bert_padding.index_first_axis(labels, labels)
+    parallel = partial(dropout_add_layer_norm_parallel_residual, x, x, None, weight, None, None, weight, 0.0, 1e-5)
+    yield "dropout_add_layer_norm_parallel_residual", "bias1", parallel
     padded, mask = torch.zeros(2, 3, 8), torch.full((2, 3), 2)
     unpad = bert_padding.unpad_input
     yield "unpad_input, pad_input, index_first_axis", "attention_mask", lambda: unpad(padded, mask[:1])

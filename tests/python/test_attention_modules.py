@@ -4,6 +4,7 @@ import pytest
 import torch
 from plain_attention import attend, band, check
 
+from flash_attn.modules import attention
 from flash_attn.modules.mha import (
     CrossAttention,
     FlashCrossAttention,
@@ -100,12 +101,27 @@ def test_bad_lengths(cls):
             cls()(*inputs, cu_seqlens=cu, max_seqlen=S)
 
 
-@pytest.mark.parametrize("cls", [FlashSelfAttention, SelfAttention])
+@pytest.mark.parametrize("cls", [FlashSelfAttention, SelfAttention, FlashCrossAttention, CrossAttention])
 def test_dropout_in_training_only(cls):
     qkv = torch.randn(B, S, 3, H, D)
+    inputs = (qkv,) if cls in (FlashSelfAttention, SelfAttention) else (qkv[:, :, 0], qkv[:, :, 1:])
     module = cls(attention_dropout=0.5)
-    assert not torch.equal(module(qkv), module(qkv))
-    torch.testing.assert_close(module.eval()(qkv), attend(*qkv.unbind(2)))
+    assert not torch.equal(module(*inputs), module(*inputs))
+    torch.testing.assert_close(module.eval()(*inputs), attend(*qkv.unbind(2)))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_is_passed_on(deterministic, monkeypatch):
+    qkv, cu, given = torch.randn(S, 3, H, D), torch.tensor([0, S], dtype=torch.int32), []
+    for packed in ("qkvpacked", "kvpacked"):
+        for name in (f"flash_attn_{packed}_func", f"flash_attn_varlen_{packed}_func"):
+            monkeypatch.setattr(attention, name, lambda *args, **options: given.append(options["deterministic"]))
+    module, cross = (cls(deterministic=deterministic) for cls in (FlashSelfAttention, FlashCrossAttention))
+    module(qkv[None])
+    module(qkv, cu_seqlens=cu, max_seqlen=S)
+    cross(qkv[None, :, 0], qkv[None, :, 1:])
+    cross(qkv[:, 0], qkv[:, 1:], cu_seqlens=cu, max_seqlen=S, cu_seqlens_k=cu, max_seqlen_k=S)
+    assert given == [deterministic] * 4
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -61,6 +61,8 @@ def test_unused_tokens_are_packed_but_not_counted_as_used(dtype):
     assert torch.equal(packed, expected)
     assert cu_seqlens.tolist() == [0, 6, 9, 10, 17] and max_seqlen == max(counts) == 7
     assert seqused.tolist() == [5, 2, 0, 7]
+    again = unpad_input(hidden, used.to(dtype), (used | unused).to(dtype))  # a token of both is one token
+    assert torch.equal(again[0], expected) and torch.equal(again[2], cu_seqlens)
 
 
 def test_pad_input_undoes_unpad_input():

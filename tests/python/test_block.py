@@ -130,6 +130,21 @@ def test_mixer_subset_and_arguments():
     mask = torch.arange(S)[None] < torch.tensor([[S], [3]])
     hidden, _ = block(x, mixer_kwargs={"key_padding_mask": mask})
     torch.testing.assert_close(hidden[1, :3], block(x[1:, :3])[0][0])
+    block = double(ParallelBlock(E, MIXER))
+    hidden, *_ = block(x, mixer_kwargs={"key_padding_mask": mask})
+    torch.testing.assert_close(hidden[1, :3], block(x[1:, :3])[0][0])
+
+
+def test_callers_arguments_for_the_mixer_are_not_written_to():
+    block, given = Block(E, partial(MIXER, cross_attn=True)), {}
+    block(torch.randn(B, S, E), mixer_subset=slice(0, 2), mixer_kwargs=given)
+    assert given == {}
+
+
+@pytest.mark.parametrize("cls", [Block, ParallelBlock])
+def test_each_branch_has_its_own_probability(cls):
+    block = cls(E, MIXER, resid_dropout1=0.1, resid_dropout2=0.2)
+    assert (block.dropout1.p, block.dropout2.p) == (0.1, 0.2)
 
 
 @pytest.mark.parametrize("cls", [Block, ParallelBlock])
@@ -189,7 +204,10 @@ def test_defaults():
     assert list(Block(128, mlp_cls=nn.Identity).state_dict()) == keys
     assert list(ParallelBlock(128).state_dict()) == keys + after
     assert list(ParallelBlock(128, tied_norm=True).state_dict()) == keys + after[:-2]
-    assert block.allocate_inference_cache(3, 10).shape == (3, 10, 2, 2, 64)
+    for made in (block, ParallelBlock(128)):
+        cache, narrow = (made.allocate_inference_cache(3, 10, *dtype) for dtype in ((), (torch.bfloat16,)))
+        assert cache.shape == narrow.shape == (3, 10, 2, 2, 64)
+        assert (cache.dtype, narrow.dtype) == (torch.float32, torch.bfloat16)
 
 
 @pytest.mark.parametrize("cls", [Block, ParallelBlock])

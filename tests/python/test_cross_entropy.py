@@ -1,11 +1,13 @@
 """Cross entropy against its definition in double precision, gradients included."""
 
+import inspect
 import math
 
 import pytest
 import torch
 from harness import TORCH_DTYPES
 
+from flash_attn.losses import cross_entropy as losses
 from flash_attn.losses.cross_entropy import CrossEntropyLoss
 from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
 
@@ -163,3 +165,20 @@ def test_compiled():
         results.append((loss.detach(), *torch.autograd.grad(loss, leaf)))
     for a, b in zip(*results):
         torch.testing.assert_close(a, b)
+
+
+def test_module_passes_every_argument_on(monkeypatch):
+    """What it was made with, and the caller's precomputed_lse, in the order of cross_entropy_loss."""
+    given = {"label_smoothing": 0.1, "logit_scale": 0.7, "lse_square_scale": 0.01, "ignore_index": 5}
+    given.update(inplace_backward=True, process_group="group")
+    logits, labels = make(ignore_index=5)
+    calls = []
+
+    def noted(*args):
+        calls.append(args)
+        return torch.ones(T), torch.full((T,), 2.0)
+
+    monkeypatch.setattr(losses, "cross_entropy_loss", noted)
+    assert losses.CrossEntropyLoss(**given)(logits, labels, "lse") == T / (T - 2)
+    names = list(inspect.signature(cross_entropy_loss).parameters)
+    assert dict(zip(names, calls[0])) == {"logits": logits, "labels": labels, "precomputed_lse": "lse", **given}

@@ -182,6 +182,8 @@ def test_shapes_of_the_older_family_that_do_not_fit():
                 function(x, **{"residual": None, **given}, weight=w, bias=w, dropout_p=0.0, epsilon=EPS)
     with pytest.raises(AssertionError, match="rowscale has shape"):
         functions[0](x, None, w, w, 0.0, EPS, rowscale=torch.ones(2))
+    with pytest.raises(AssertionError, match="bias1 was given without weight1"):
+        parallel(x, x, None, w, w, None, w, 0.0, EPS)
     for x1, residual, words in ((w, None, "x1"), (None, x[:1], "residual")):
         with pytest.raises(AssertionError, match=f"{words} has shape"):
             parallel(x, x1, residual, w, w, None, None, 0.0, EPS)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import pytest
 import torch
 
 import flash_attn_interface as fa3
+from flash_attn import _attention
 
 pytestmark = pytest.mark.second_torch
 H, HK, D = 4, 2, 16
@@ -71,3 +75,140 @@ def test_both_ways_to_a_cache_refuse_the_same(chunk):
         with pytest.raises(RuntimeError, match=name):
             call.update(wrong)
             fa3.flash_attn_with_kvcache(torch.zeros(2, 2, H, D), cache, cache.clone(), **call, attention_chunk=chunk)
+
+
+@pytest.mark.parametrize("function", [fa3.flash_attn_func, packed, fa3.flash_attn_with_kvcache])
+def test_every_function_checks_hints(function):
+    tensors = torch.randn(3, *(2,) * (2 if function is packed else 3), 16)
+    plain = function(*tensors)
+    for hint in ({"num_splits": 0}, {"num_splits": 256}, {"pack_gqa": False}, {"sm_margin": 4}):
+        assert torch.equal(function(*tensors, **hint), plain)
+    for name, wrong in (("num_splits", (257, True)), ("pack_gqa", (1,)), ("sm_margin", (-1, 1.5))):
+        for value in (*wrong, "1"):
+            with pytest.raises(RuntimeError, match=f"{name} is {value!r}"):
+                function(*tensors, **{name: value})
+    for value in (-2, True, 1.0):
+        with pytest.raises(RuntimeError, match=f"attention_chunk is {value!r}"):
+            function(*tensors, attention_chunk=value)
+
+
+@pytest.mark.parametrize("function", [fa3.flash_attn_func, packed, fa3.flash_attn_with_kvcache])
+def test_chunks_that_no_int32_holds_are_longer_than_any_row(function):
+    tensors = torch.randn(3, *(2,) * (2 if function is packed else 3), 16)
+    for chunk in (2**31 - 1, 2**31, 2**40):
+        torch.testing.assert_close(function(*tensors, attention_chunk=chunk), function(*tensors))
+
+
+def test_packed_projections_take_every_argument():
+    qkv = torch.randn(2, 7, 3, H, D)
+    plain, q, k, v = fa3.flash_attn_qkvpacked_func(qkv), *qkv.unbind(2)
+    for option in ({"softmax_scale": 0.4}, {"window_size": (2, 1)}, {"softcap": 0.5}, {"attention_chunk": 3}):
+        out = fa3.flash_attn_qkvpacked_func(qkv, **option)
+        assert torch.equal(out, fa3.flash_attn_func(q, k, v, **option)) and not torch.equal(out, plain)
+    for name in ("q_descale", "k_descale", "v_descale"):
+        with pytest.raises(NotImplementedError, match=name):
+            fa3.flash_attn_qkvpacked_func(qkv, **{name: torch.ones(2, H)})
+    with pytest.raises(RuntimeError, match="sm_margin"):
+        fa3.flash_attn_qkvpacked_func(qkv, sm_margin=-1)
+    assert torch.equal(fa3.flash_attn_qkvpacked_func(qkv, num_heads_q=H), plain)
+    for wrong, heads in ((qkv, H + 1), (qkv.flatten(2, 3), 0), (qkv.flatten(2, 3), -2)):
+        with pytest.raises(RuntimeError, match=f"num_heads_q is {heads}"):
+            fa3.flash_attn_qkvpacked_func(wrong, num_heads_q=heads)
+
+
+@pytest.mark.parametrize("leaf", range(4), ids=["q", "k", "v", "qv"])
+def test_one_gradient_alone_beside_used_keys(leaf):
+    tensors = [torch.randn(8, *shape) for shape in ((H, D), (HK, D), (HK, D), (H, D))]
+
+    def gradient(leaves):
+        given = [x.clone().requires_grad_(n in leaves) for n, x in enumerate(tensors)]
+        q, k, v, qv = given
+        used = {"seqused_q": int32(4, 1), "seqused_k": int32(2, 3)}
+        out = fa3.flash_attn_varlen_func(q, k, v, int32(0, 4, 8), int32(0, 4, 8), 4, 4, **used, qv=qv)
+        return torch.autograd.grad(out.square().sum(), given[leaf])[0]
+
+    torch.testing.assert_close(gradient([leaf]), gradient(range(4)))
+
+
+@pytest.mark.parametrize("name", ["qv", "k", "v"])
+def test_dtypes_beside_qv_are_told_by_name(name):
+    call = dict(zip(("q", "k", "v", "qv"), torch.ones(4, 2, 2, 2, 16)))
+    fa3.flash_attn_func(**call)
+    with pytest.raises(RuntimeError, match=rf"^{name} is torch.float64; with qv"):
+        fa3.flash_attn_func(**{**call, name: call[name].double()})
+
+
+def test_deterministic_is_passed_on(monkeypatch):
+    given = []
+
+    def noted(function, *tensors, **options):
+        given.append(options["deterministic"])
+        return function(*tensors, **options)
+
+    for name in ("flash_attn_func", "flash_attn_varlen_func"):
+        monkeypatch.setattr(_attention, name, partial(noted, getattr(_attention, name)))
+    x = torch.ones(2, 2, 2, 16)
+    for deterministic in (True, False):
+        fa3.flash_attn_func(x, x, x, deterministic=deterministic)
+        fa3.flash_attn_qkvpacked_func(torch.stack((x, x, x), 2), deterministic=deterministic)
+        packed(x[0], x[0], x[0], deterministic=deterministic)
+    assert given == [True] * 3 + [False] * 3
+
+
+def test_combine_without_parts_and_without_gradient():
+    out, lse = torch.randn(2, 1, 3, H, D, requires_grad=True), torch.randn(2, 1, 3, H, requires_grad=True)
+    assert not any(x.requires_grad for x in fa3.flash_attn_combine(out, lse))
+    with pytest.raises(RuntimeError, match="out_partial"):
+        fa3.flash_attn_combine(out[:0], lse[:0])
+    with pytest.raises(RuntimeError, match="out is"):
+        fa3.flash_attn_combine(out, lse, torch.empty(1, 3, H, D, dtype=torch.float64))
+
+
+ROTARY = dict.fromkeys(("rotary_cos", "rotary_sin"), torch.ones(9, 4))
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"cache_batch_idx": None}, "k_cache has 3 sequences and q 2"),
+        ({"page_table": int32(0, 1)[:, None]}, "page_table and cache_batch_idx"),
+        ({"v": torch.zeros(2, 2, HK, D).double()}, "v is torch.float64"),
+        ({"v": torch.zeros(2, 2, 1, D)}, "v is .*v_cache"),
+        ({"rotary_seqlens": int32(0, -1), **ROTARY}, "rotary_cos has 9 positions"),
+        ({"rotary_seqlens": int32(8, 0), **ROTARY}, "rotary_cos has 9 positions"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_packed_batches_over_a_cache_refuse(wrong, message):
+    caches = torch.randn(3, 8, HK, D), torch.randn(3, 8, HK, D)
+    before = [x.clone() for x in caches]
+    call = {"k": torch.zeros(2, 2, HK, D), "v": torch.zeros(2, 2, HK, D), "cache_seqlens": 3, "attention_chunk": 3}
+    call.update(cache_batch_idx=int32(2, 0))
+    fa3.flash_attn_with_kvcache(torch.zeros(2, 2, H, D), *(x.clone() for x in caches), **call)
+    with pytest.raises(RuntimeError, match=message):
+        fa3.flash_attn_with_kvcache(torch.zeros(2, 2, H, D), *caches, **{**call, **wrong})
+    assert all(map(torch.equal, caches, before))
+
+
+def test_a_cache_gives_no_gradient_and_may_have_no_slots():
+    q, cache = torch.randn(2, 2, H, D, requires_grad=True), torch.randn(2, 8, HK, D, requires_grad=True)
+    for chunk in (0, 3):
+        results = fa3.flash_attn_with_kvcache(q, cache, cache, attention_chunk=chunk, return_softmax_lse=True)
+        assert not any(x.requires_grad for x in results)
+    out, lse, *_ = fa3.flash_attn_with_kvcache(q, cache[:, :0], cache[:, :0], return_softmax_lse=True)
+    assert not out.any() and (lse == math.inf).all()
+
+
+def test_metadata_checks_the_call():
+    for wrong, error in (
+        ({"headdim_v": 577}, RuntimeError),
+        ({"headdim_v": 0}, RuntimeError),
+        ({"page_size": 0}, RuntimeError),
+        ({"max_seqlen_k_new": -1}, RuntimeError),
+        ({"attention_chunk": -1}, RuntimeError),
+        ({"window_size": (1,)}, ValueError),
+        ({"cu_seqlens_q": int32(0, 1)}, RuntimeError),
+        ({"cache_leftpad": int32(0)}, RuntimeError),
+    ):
+        with pytest.raises(error, match=next(iter(wrong))):
+            fa3.get_scheduler_metadata(2, 5, 8, H, HK, D, int32(8, 7), **wrong)

@@ -209,7 +209,7 @@ def rotate(x, cos, sin, position):
     return x
 
 
-@pytest.mark.parametrize("option", ["plain", "causal", "window chunk", "causal chunk softcap"])
+@pytest.mark.parametrize("option", ["plain", "causal", "chunk", "window chunk", "causal chunk softcap", "scale"])
 @pytest.mark.parametrize("storage", ["dense", "rows", "paged"])
 @pytest.mark.parametrize("case", ["dense", "qv", "ragged", "ragged qv", "rotary_seqlens"])
 def test_kvcache(option, storage, case):
@@ -286,6 +286,7 @@ def test_both_ways_to_a_cache_rotate_alike(window):
         ({"cache_batch_idx": int32(0, 2)}, "cache_batch_idx"),
         ({"cache_leftpad": int32(0, 9)}, "leftpad"),
         ({"cache_seqlens": int32(7, 2)}, "cache_seqlens"),
+        ({"cache_seqlens": int32(3, -1)}, "cache_seqlens"),
         ({"cache_seqlens": None}, "cache_seqlens"),
         ({"cu_seqlens_k_new": int32(0, 1, 9)}, "cu_seqlens"),
         ({"k": None, "v": None}, "cu_seqlens_k_new"),

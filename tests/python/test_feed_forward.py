@@ -72,6 +72,15 @@ def test_one_direction_each(forward, backward, reference):
     torch.testing.assert_close(backward(g, x), torch.autograd.grad(wanted, x, g)[0])
 
 
+def test_gradients_have_the_dtypes_of_what_they_belong_to():
+    x, narrow, bias = torch.randn(2, 3, 6), torch.randn(2, 3, 6).bfloat16(), torch.randn(6)
+    for backward in (activations.gelu_bwd, activations.sqrelu_bwd, activations.relu_bwd):
+        assert backward(x, narrow).dtype == torch.bfloat16 and backward(narrow, x).dtype == torch.float32
+    grads = activations.bias_gelu_back(x, narrow, bias)
+    assert [grad.dtype for grad in grads] == [torch.bfloat16, torch.float32] and grads[1].shape == (6,)
+    assert [grad.dtype for grad in activations.swiglu_bwd(narrow, x, narrow)] == [torch.bfloat16, torch.float32]
+
+
 def test_relu_passes_the_gradient_at_zero():
     assert activations.relu_bwd(torch.ones(3), torch.tensor([-1.0, 0.0, 1.0])).tolist() == [0, 1, 1]
 
@@ -106,18 +115,26 @@ EXACT = {
 }
 
 
+BIASES = pytest.mark.parametrize("biases", [(False, False), (True, True), (True, False), (False, True)])
+
+
+def has_biases(module):
+    return tuple(f"fc{n}.bias" in module.state_dict() for n in (1, 2))
+
+
 @pytest.mark.parametrize("activation", [F.gelu, F.relu])
-@pytest.mark.parametrize("bias", [False, True])
-def test_mlp(activation, bias):
-    module = Mlp(12, 20, 7, activation=activation, bias1=bias, bias2=bias)
-    assert ("fc1.bias" in module.state_dict()) is bias
+@BIASES
+def test_mlp(activation, biases):
+    module = Mlp(12, 20, 7, activation=activation, bias1=biases[0], bias2=biases[1])
+    assert has_biases(module) == biases
     check(module, torch.randn(2, 3, 12), lambda p, x: linear(p, "fc2", EXACT[activation](linear(p, "fc1", x))))
 
 
 @pytest.mark.parametrize("activation", [F.sigmoid, F.silu, F.gelu])
-@pytest.mark.parametrize("bias", [False, True])
-def test_gated_mlp(activation, bias):
-    module = GatedMlp(12, 20, 7, activation=activation, bias1=bias, bias2=bias, multiple_of=16)
+@BIASES
+def test_gated_mlp(activation, biases):
+    module = GatedMlp(12, 20, 7, activation=activation, bias1=biases[0], bias2=biases[1], multiple_of=16)
+    assert has_biases(module) == biases
 
     def reference(p, x):
         values, gates = linear(p, "fc1", x)[..., :32], linear(p, "fc1", x)[..., 32:]
@@ -153,24 +170,32 @@ ACTIVATIONS = {"gelu_approx": gelu, "relu": EXACT[F.relu], "sqrelu": squared_rel
 
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 @pytest.mark.parametrize("checkpoint_lvl", [0, 1, 2])
-@pytest.mark.parametrize("bias", [False, True])
-def test_fused_mlp(activation, checkpoint_lvl, bias):
-    module = FusedMLP(12, 20, 7, bias, bias, activation=activation, checkpoint_lvl=checkpoint_lvl, heuristic=1)
+@BIASES
+def test_fused_mlp(activation, checkpoint_lvl, biases):
+    module = FusedMLP(12, 20, 7, *biases, activation=activation, checkpoint_lvl=checkpoint_lvl, heuristic=-1)
+    assert has_biases(module) == biases
     check(module, torch.randn(2, 3, 12), lambda p, x: linear(p, "fc2", ACTIVATIONS[activation](linear(p, "fc1", x))))
 
 
-@pytest.mark.parametrize("checkpoint_lvl, first_products, activated", [(0, 1, 1), (1, 1, 2), (2, 2, 2)])
-def test_checkpoint_levels(monkeypatch, checkpoint_lvl, first_products, activated):
+@pytest.mark.parametrize(
+    "checkpoint_lvl, saved, first_products, activated",
+    [(0, True, 1, 1), (1, True, 1, 2), (2, True, 2, 2), (0, False, 2, 2)],
+)
+def test_checkpoint_levels(monkeypatch, checkpoint_lvl, saved, first_products, activated):
     """How often forward and backward together compute the first product and the activation."""
-    leaves = [torch.randn(s, requires_grad=True) for s in ((3, 4), (6, 4), (2, 6))]
+    module = FusedMLP(4, 6, 2, activation="relu", checkpoint_lvl=checkpoint_lvl)
+    leaves = [torch.randn(3, 4, requires_grad=True), module.fc1.weight, module.fc2.weight]
     calls = []
     plain = F.linear
     monkeypatch.setattr(
         F, "linear", lambda x, w, b: calls.append("first" if w is leaves[1] else "second") or plain(x, w, b)
     )
     monkeypatch.setitem(fused_dense.ACTIVATIONS, "relu", lambda x: calls.append("activation") or F.relu(x))
-    fused_mlp_func(*leaves, activation="relu", checkpoint_lvl=checkpoint_lvl).sum().backward()
-    assert (calls.count("first"), calls.count("activation")) == (first_products, activated)
+    options = dict(activation="relu", checkpoint_lvl=checkpoint_lvl, save_pre_act=saved)
+    for function in [lambda x: fused_mlp_func(x, *leaves[1:], **options)] + [module] * saved:
+        calls.clear()
+        function(leaves[0]).sum().backward()
+        assert (calls.count("first"), calls.count("activation")) == (first_products, activated)
 
 
 def test_without_saved_products_gradients_are_the_same():
@@ -188,6 +213,12 @@ def test_bad_arguments_of_fused_mlp():
     ]:
         with pytest.raises(AssertionError, match=words):
             FusedMLP(8, **changes)
+
+
+@pytest.mark.parametrize("cls", [Mlp, GatedMlp, FusedMLP, partial(FusedDense, out_features=5)])
+def test_device_and_dtype(cls):
+    parameters = list(cls(8, device="meta", dtype=torch.bfloat16).parameters())
+    assert parameters and all(p.is_meta and p.dtype == torch.bfloat16 for p in parameters)
 
 
 def test_fused_dense():

@@ -9,7 +9,7 @@ import torch
 from small_calls import calls, dense, varlen
 
 import flash_attn
-from flash_attn import _attention, _raw
+from flash_attn import _attention, _native, _raw
 from flash_attn import flash_attn_interface as interface
 
 pytestmark = pytest.mark.second_torch
@@ -177,6 +177,30 @@ def test_every_argument_reaches_the_operator(monkeypatch, name):
             assert by_name[f"cu_seqlens_{side}"] is cu_seqlens
             assert by_name[f"max_seqlen_{side}"] == given.get(f"max_seqlen_{side}", given.get("max_seqlen", 0))
         assert all(by_name[key] is given[key] for key in ("q", "k", "v", "kv", "qkv") if key in given)
+
+
+@pytest.mark.parametrize("name", [name for name in calls() if "Varlen" in name])
+def test_check_inputs_checks_both_sides_and_changes_nothing(monkeypatch, name):
+    function, arguments, *_ = calls()[name]
+    plain, check, checked = function(*arguments), _native.load()._check_lengths, []
+    noted = types.SimpleNamespace(_check_lengths=lambda *args: checked.append(args) or check(*args))
+    monkeypatch.setattr(_attention._native, "load", lambda: noted)
+    assert torch.equal(function(*arguments, check_inputs=True), plain)
+    given = dict(zip(inspect.signature(function).parameters, arguments))
+    for side, (cu_seqlens, of_queries, rows, longest) in zip(("q", "k"), checked):
+        packed = next(given[n] for n in (side, "kv", "qkv") if n in given)
+        assert cu_seqlens is given.get(f"cu_seqlens_{side}", given.get("cu_seqlens"))
+        assert (of_queries, rows) == (side == "q", packed.shape[0])
+        assert longest == given.get(f"max_seqlen_{side}", given.get("max_seqlen"))
+    assert len(checked) == 2
+
+
+def test_check_inputs_reads_no_rows_of_pages():
+    q, k, v, *lengths = varlen()
+    table = torch.arange(2, dtype=torch.int32)[:, None]
+    pages = [torch.randn(2, 7, *x.shape[1:]) for x in (k, v)]
+    out = flash_attn.flash_attn_varlen_func(q, *pages, *lengths, block_table=table, check_inputs=True)
+    assert torch.equal(out, flash_attn.flash_attn_varlen_func(q, *pages, *lengths, block_table=table))
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ def linear(p, name, x):
     return x @ p[f"{name}.weight"].T + p.get(f"{name}.bias", 0)
 
 
-def rotated(x, dim, interleaved=False):
+def rotated(x, dim, interleaved=False, base=10000.0):
     """x (B,S,H,D) with its first `dim` channels turned, position by position."""
     pair = torch.arange(dim // 2, dtype=torch.float64)
-    angles = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * 10000.0 ** (-2 * pair / dim)
+    angles = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * base ** (-2 * pair / dim)
     first = list(range(0, dim, 2)) if interleaved else list(range(dim // 2))
     second = list(range(1, dim, 2)) if interleaved else list(range(dim // 2, dim))
     turned = torch.complex(x[..., first], x[..., second]) * torch.polar(torch.ones_like(angles), angles)[:, None]
@@ -47,6 +47,7 @@ SELF = [
     dict(num_heads_kv=1, qkv_proj_bias=False, out_proj_bias=False),
     dict(rotary_emb_dim=4, causal=True),
     dict(rotary_emb_dim=8, num_heads_kv=2, rotary_emb_interleaved=True),
+    dict(rotary_emb_dim=8, rotary_emb_base=50.0),
     dict(dwconv=True, causal=True),
     dict(dwconv=True, num_heads_kv=2),
     dict(softmax_scale=0.2, fused_bias_fc=True),
@@ -79,8 +80,8 @@ def test_self_attention_with_projections(flash, options):
             qkv = torch.cat([convolved(p, f"dwconv_{n}", x) for n, x in zip(("q", "kv"), parts)], dim=-1)
         q, k, v = (t.unflatten(-1, (-1, D)) for t in qkv.split(widths, dim=-1))
         if "rotary_emb_dim" in options:
-            interleaved = options.get("rotary_emb_interleaved", False)
-            q, k = (rotated(t, options["rotary_emb_dim"], interleaved) for t in (q, k))
+            turn = options["rotary_emb_dim"], options.get("rotary_emb_interleaved", False)
+            q, k = (rotated(t, *turn, options.get("rotary_emb_base", 10000.0)) for t in (q, k))
         return linear(p, "out_proj", attend(q, k, v, visible, options.get("softmax_scale"), bias).flatten(2))
 
     check(module, [torch.randn(B, S, E)], reference, tolerance=2e-5)
@@ -139,12 +140,24 @@ def test_return_residual(options):
     assert torch.equal(module(x), out)
 
 
-def test_dropout():
+@pytest.mark.parametrize("options", [dict(), dict(num_heads_kv=2), dict(cross_attn=True)])
+def test_dropout(options):
     x = torch.randn(B, S, E)
     for flash in (False, True):
-        module = MHA(E, H, dropout=0.5, use_flash_attn=flash)
+        module = MHA(E, H, dropout=0.5, use_flash_attn=flash, **options)
         assert not torch.equal(module(x), module(x))
         assert torch.equal(module.eval()(x), module(x))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("options", [dict(), dict(num_heads_kv=2)])
+def test_checkpointing_attends_again_in_backward(options, checkpointing):
+    for flash in (False, True):
+        module, calls = MHA(E, H, use_flash_attn=flash, checkpointing=checkpointing, **options), []
+        for inner in (module.inner_attn, module.inner_cross_attn):
+            inner.register_forward_pre_hook(lambda *_, calls=calls: calls.append("attention"))
+        module(torch.randn(B, S, E)).sum().backward()
+        assert len(calls) == 1 + checkpointing
 
 
 @pytest.mark.parametrize(
@@ -222,6 +235,7 @@ def test_checkpoints_have_upstreams_keys_in_upstreams_order(options, keys):
 def test_device_and_dtype():
     module = MHA(E, H, num_heads_kv=2, dwconv=True, dtype=torch.bfloat16, device="meta", rotary_emb_dim=4)
     assert all(p.dtype == torch.bfloat16 and p.is_meta for p in module.parameters())
+    assert MHA(E, H, use_flash_attn=True, use_alibi=True, device="meta").inner_attn.alibi_slopes.is_meta
     cache = MHA(E, H, num_heads_kv=2, dtype=torch.bfloat16).allocate_inference_cache(3, 20)
     assert (cache.shape, cache.dtype) == ((3, 20, 2, 2, D), torch.bfloat16)
     assert MHA(E, H).allocate_inference_cache(3, 20, torch.float16).dtype == torch.float16

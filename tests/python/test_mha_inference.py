@@ -31,6 +31,7 @@ OPTIONS = [
     dict(rotary_emb_dim=16),
     dict(rotary_emb_dim=8, rotary_emb_interleaved=True, num_heads_kv=1),
     dict(rotary_emb_dim=4, num_heads_kv=2),
+    dict(softmax_scale=0.4),
 ]
 FLASH_ONLY = [dict(use_alibi=True), dict(window_size=(3, 0), rotary_emb_dim=16)]
 CASES = [(False, o) for o in OPTIONS] + [(True, o) for o in OPTIONS + FLASH_ONLY]
@@ -47,6 +48,15 @@ def test_pieces_equal_the_whole(flash, options, steps):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("flash", [False, True])
+def test_without_causal_a_piece_sees_all_of_itself(flash):
+    module = MHA(E, H, layer_idx=0, use_flash_attn=flash).eval()
+    x = torch.randn(B, S, E)
+    got = generate(module, x, [8, 4], InferenceParams(max_seqlen=S, max_batch_size=B))
+    torch.testing.assert_close(got, torch.cat((module(x[:, :8]), module(x)[:, 8:]), dim=1), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
 def test_xpos():
     """The scale's centre follows the length of the tables, so the cache and the whole use the same."""
     module = MHA(
@@ -59,19 +69,20 @@ def test_xpos():
 
 @torch.no_grad()
 @pytest.mark.parametrize("options", OPTIONS + FLASH_ONLY, ids=str)
-def test_sequences_of_different_lengths(options):
-    """lengths_per_sample: each sequence goes on at its own length."""
+@pytest.mark.parametrize("first", [0, 1])
+def test_sequences_of_different_lengths(options, first):
+    """lengths_per_sample: each sequence goes on at its own length; `first` is the batch's first row of the caches."""
     module = MHA(E, H, causal=True, layer_idx=0, use_flash_attn=True, **options).eval()
-    x, lengths = torch.randn(B, S, E), [7, 4]
-    params = InferenceParams(max_seqlen=S, max_batch_size=B)
+    x, lengths = torch.randn(B, S, E), torch.tensor([0] * first + [7, 4], dtype=torch.int32)
+    params = InferenceParams(max_seqlen=S, max_batch_size=first + B, batch_size_offset=first)
     module(x[:, :7], inference_params=params)
-    params.seqlen_offset, params.lengths_per_sample = 7, torch.tensor(lengths, dtype=torch.int32)
+    params.seqlen_offset, params.lengths_per_sample = 7, lengths
     for _ in range(3):
-        token = torch.stack([x[b, params.lengths_per_sample[b]] for b in range(B)])[:, None]
+        token = torch.stack([x[b, lengths[first + b]] for b in range(B)])[:, None]
         out = module(token, inference_params=params)
-        params.lengths_per_sample += 1
+        lengths += 1
         for b in range(B):
-            whole = module(x[b : b + 1, : params.lengths_per_sample[b]])
+            whole = module(x[b : b + 1, : lengths[first + b]])
             torch.testing.assert_close(out[b, 0], whole[0, -1], rtol=1e-4, atol=1e-5)
 
 
@@ -97,8 +108,10 @@ def test_batches_at_an_offset_in_one_cache(flash):
         torch.bfloat16,
     ],
 )
-def test_half_precision_and_a_given_cache(dtype):
-    module = MHA(E, H, causal=True, layer_idx=0, use_flash_attn=True, rotary_emb_dim=16, dtype=dtype).eval()
+@pytest.mark.parametrize("options", [dict(rotary_emb_dim=16), dict(use_alibi=True)], ids=str)
+def test_half_precision_and_a_given_cache(dtype, options):
+    """Slopes that a cast of the module has cast are used in fp32."""
+    module = MHA(E, H, causal=True, layer_idx=0, use_flash_attn=True, **options).to(dtype).eval()
     x = torch.randn(B, S, E).to(dtype)
     params = InferenceParams(max_seqlen=S, max_batch_size=B)
     cache = module.allocate_inference_cache(B, S)
@@ -122,9 +135,11 @@ def test_bad_calls(flash):
     later = InferenceParams(S + 3, B, seqlen_offset=3)
     with pytest.raises(AssertionError, match="layer_idx"):
         MHA(E, H, causal=True, use_flash_attn=flash)(x, inference_params=later)
-    if flash:
-        with pytest.raises(AssertionError, match="layer 0 has no cache yet"):
-            module(x, inference_params=later)
+    with pytest.raises(AssertionError, match="layer 0 has no cache yet"):
+        module(x, inference_params=later)
+        with pytest.raises(AssertionError, match="does not go with"):
+            cu_seqlens = torch.tensor([0, S], dtype=torch.int32)
+            module(x[0], cu_seqlens=cu_seqlens, max_seqlen=S, inference_params=InferenceParams(S, B))
     for name, value in (("key_padding_mask", torch.ones(B, S, dtype=torch.bool)), ("dwconv", True)):
         if name == "dwconv":
             module, call = MHA(E, H, layer_idx=0, use_flash_attn=flash, dwconv=True), {}

@@ -173,6 +173,8 @@ def test_shapes_that_do_not_fit():
     ):
         with pytest.raises(AssertionError, match=f"{name} has shape"):
             layer_norm_fn(x, w, **{"bias": None, name: given})
+    with pytest.raises(AssertionError, match="bias1 was given without weight1"):
+        layer_norm_fn(x, w, None, bias1=w)
     with pytest.raises(AssertionError, match="weight has shape"):
         rms_norm_fn(x, w.view(1, 1, N), None)
     with pytest.raises(AssertionError, match="out_dtype is torch.float16"):

@@ -14,6 +14,7 @@ import torch
 from small_calls import calls, dense, varlen
 
 import flash_attn
+import flash_attn.__main__
 from flash_attn import _backend_choice, _native
 from flash_attn import flash_attn_interface as interface
 
@@ -135,6 +136,14 @@ def test_torch_release():
         _native.torch_release("unknown")
 
 
+def test_core_library_beside_a_binding_comes_first(tmp_path):
+    common, binding = os.path.join(_native.LIBRARY_DIR, _native.CORE_NAME), str(tmp_path / "binding.so")
+    assert _native.core_library() == _native.core_library(binding) == common
+    beside = tmp_path / _native.CORE_NAME
+    beside.touch()
+    assert _native.core_library(binding) == str(beside)
+
+
 def test_load_is_cached():
     assert _native.load() is _native.load() is interface.flash_attn_gpu
 
@@ -208,6 +217,18 @@ def test_explain_of_a_gradient_of_the_scores_alone(name, shape):
     assert flash_attn.explain(q, q, q, **{name: torch.zeros(shape, requires_grad=True)}).backward is not None
 
 
+@pytest.mark.parametrize("leaf", range(3), ids=["q", "k", "v"])
+def test_explain_knows_what_records_a_gradient(leaf):
+    tensors = dense()
+    tensors[leaf].requires_grad_()
+    assert flash_attn.explain(*tensors).backward is not None
+    packed = varlen()
+    packed[leaf].requires_grad_()
+    assert flash_attn.explain(*packed).backward is not None
+    used = torch.tensor([1, 1], dtype=torch.int32)  # without a gradient
+    assert flash_attn.explain(*packed, seqused_k=used).backward is None
+
+
 def test_explain_knows_what_else_is_returned():
     """S_dmask is written from packed keys, by the kernels that many rows get."""
     q, k = torch.zeros(1, 2, 2, 64, dtype=torch.bfloat16), torch.zeros(1, 256, 2, 64, dtype=torch.bfloat16)
@@ -241,6 +262,11 @@ def test_explain_refuses_what_the_call_refuses():
         with pytest.raises(RuntimeError) as from_explain:
             flash_attn.explain(*arguments, **options)
         assert str(from_explain.value).splitlines()[0] == str(from_call.value).splitlines()[0]
+    with pytest.raises(RuntimeError, match="alibi_slopes"):
+        flash_attn.explain(q, k, v, alibi_slopes=torch.zeros(7))
+    for name in ("seqused_k", "leftpad_k"):
+        with pytest.raises(RuntimeError, match=name):
+            flash_attn.explain(*varlen(), **{name: torch.zeros(2)})
     with pytest.raises(RuntimeError, match="kv has shape"):
         flash_attn.explain(interface.flash_attn_kvpacked_func, q, k)
     with pytest.raises(TypeError, match="q is 1.0"):
@@ -271,6 +297,17 @@ def test_report_as_json():
     assert set(cpu["chosen"].values()) <= set(cpu["available"])
     assert facts["backends"]["triton"]["selected"] is False
     assert "on GPUs" in facts["missing"] and facts["backends"]["gpu"]["code_objects"] is not None
+
+
+@pytest.mark.parametrize("value, interpreted", [(None, False), ("0", False), ("1", True)])
+def test_report_tells_whether_triton_is_interpreted(value, interpreted):
+    facts = json.loads(python("-m", "flash_attn", "--json", TRITON_INTERPRET=value).stdout)
+    assert facts["backends"]["triton"]["interpreter"] is interpreted
+
+
+def test_report_names_the_core_that_the_binding_uses(monkeypatch):
+    monkeypatch.setattr(_native, "core_library", lambda binding=None: binding or "the common one")
+    assert flash_attn.__main__.report()["core_library"]["path"] == _native.load().__file__
 
 
 def test_report_shows_a_forced_instruction_set():

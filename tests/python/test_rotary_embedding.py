@@ -55,6 +55,16 @@ def test_module(scale_base, interleaved, call):
     torch.testing.assert_close(got.double(), torch.stack(wanted, dim=2), rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("lengths", [(4, 9), (9, 4)], ids=str)
+def test_tables_cover_the_longer_of_queries_and_keys(lengths):
+    q, kv = torch.randn(B, lengths[0], H, D), torch.randn(B, lengths[1], 2, H, D)
+    tables, _ = exact_tables(9, D)
+    wanted = [expected(x, *tables, torch.arange(x.shape[1])[None], False) for x in (q, kv[:, :, 0])]
+    got_q, got_kv = RotaryEmbedding(D)(q.clone(), kv.clone())
+    for got, exact in zip((got_q, got_kv[:, :, 0]), wanted):
+        torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=2e-5)
+
+
 def test_module_state():
     plain, xpos = RotaryEmbedding(8), RotaryEmbedding(8, scale_base=512.0)
     assert not plain.state_dict() and not xpos.state_dict()
@@ -75,6 +85,10 @@ def test_tables_grow_and_follow_dtype_and_mode():
     assert module._cos_cached.shape == (12, 4) and module._seq_len_cached == 12
     module._update_cos_sin_cache(12, dtype=torch.bfloat16)
     assert module._cos_cached.dtype == module._sin_cached.dtype == torch.bfloat16
+    xpos = RotaryEmbedding(8, scale_base=512.0)
+    xpos._update_cos_sin_cache(12, dtype=torch.bfloat16)
+    tables = (xpos._cos_cached, xpos._sin_cached, xpos._cos_k_cached, xpos._sin_k_cached)
+    assert all(table.dtype == torch.bfloat16 and table.shape == (12, 4) for table in tables)
     with torch.inference_mode():
         module(torch.randn(1, 14, 3, 1, 8))
     qkv = torch.randn(1, 14, 3, 1, 8, requires_grad=True)

@@ -81,6 +81,18 @@ def test_masked():
         flash_attn_func(q, masked, v)
 
 
+def test_what_is_made_of_a_refused_kind_is_refused_too():
+    class DTensor(torch.Tensor):
+        pass
+
+    class Own(DTensor):
+        pass
+
+    q, k, v = qkv()
+    with pytest.raises(TypeError, match=r"k is a DTensor; pass k\.to_local\(\)"):
+        flash_attn_func(q, k.as_subclass(Own), v)
+
+
 @pytest.mark.requires_torch(2, 5, "torch.distributed.tensor came with torch 2.5")
 def test_distributed(mesh):
     from torch.distributed.tensor import Shard, distribute_tensor

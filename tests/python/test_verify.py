@@ -52,6 +52,19 @@ def test_wrong_results_fail(capsys, monkeypatch):
     assert {line["what"] for line in facts["lines"] if not line["good"]} == {"forward", "backward"}
 
 
+def test_one_wrong_line_is_enough(capsys, monkeypatch):
+    right = flash_attn.flash_attn_func
+
+    def wrong_forward(q, k, v, causal):
+        out = right(q, k, v, causal=causal)
+        return out + 0.02 * out.detach()
+
+    monkeypatch.setattr(flash_attn, "flash_attn_func", wrong_forward)
+    assert verify.main(["--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["good"] is False and [line["what"] for line in facts["lines"] if not line["good"]] == ["forward"]
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_results_that_are_no_numbers_fail(wrong):
     place = verify.find_place()

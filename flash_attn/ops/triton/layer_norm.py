@@ -63,6 +63,7 @@ def layer_norm_fn(
     assert rowscale is None or x1 is None, (
         "rowscale and x1 were given, and rowscale would scale x only: pass one of them."
     )
+    assert bias1 is None or weight1 is not None, "bias1 was given without weight1, whose norm it is for: pass both."
     assert out is None or out_dtype in (None, out.dtype), (
         f"out has dtype {out.dtype} and out_dtype is {out_dtype}; pass one of them, or equal ones."
     )
