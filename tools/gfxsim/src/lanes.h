@@ -112,11 +112,8 @@ void place_part(const Wave& wave, const Op& op, int reg, Lanes<std::uint32_t>& b
 void store_bits(Wave& wave, int reg, const std::uint32_t* value, std::uint64_t lanes);
 void store_defined(Wave& wave, int reg, Halves defined, std::uint64_t lanes);
 
-inline float output_modifiers(const Op& op, float value) {
-  if (op.omod) value *= op.omod == 1 ? 2.0f : op.omod == 2 ? 4.0f : 0.5f;
-  if (op.clamp) value = value > 0.0f ? (value < 1.0f ? value : 1.0f) : 0.0f;  // NaN becomes 0, as DX10_CLAMP has it
-  return value;
-}
+// NaN becomes 0, as DX10_CLAMP has it.
+inline float clamped(float value) { return value > 0.0f ? (value < 1.0f ? value : 1.0f) : 0.0f; }
 
 // Stores a result; 16-bit ones go into the low half, or into the high one by op_sel.
 template <class T>
@@ -135,8 +132,8 @@ void store(Wave& wave, const Op& op, int index, Lanes<T>& value, Halves defined,
     store_defined(wave, operand.reg + 1, defined, lanes);
   } else {
     if constexpr (std::is_same_v<T, float>) {
-      if (op.omod || op.clamp)
-        for (int i = 0; i < kMaxLanes; ++i) value[i] = output_modifiers(op, value[i]);
+      if (op.clamp)
+        for (int i = 0; i < kMaxLanes; ++i) value[i] = clamped(value[i]);
     }
     Lanes<std::uint32_t> bits;
     for (int i = 0; i < kMaxLanes; ++i) bits[i] = std::uint32_t(to_bits(value[i]));

@@ -8,6 +8,7 @@ void Lds::reset(std::uint32_t bytes, int waves) {
   data_.assign(std::size_t(words) * 4, 0xcb);
   shadow_.assign(words, {});
   readers_.assign(std::size_t(words) * waves, 0);
+  atomics_.clear();
 }
 
 bool Lds::ordered(const Wave& owner, const Wave& now, std::uint32_t number, bool dma) {
@@ -16,18 +17,30 @@ bool Lds::ordered(const Wave& owner, const Wave& now, std::uint32_t number, bool
   return number <= owner.visible_to(now, dma);
 }
 
+int Lds::unordered_atomic(const std::vector<std::unique_ptr<Wave>>& waves, const Wave& wave, std::uint32_t word) const {
+  int conflict = -1;
+  if (atomics_.empty()) return conflict;
+  const std::uint32_t* atomics = &atomics_[std::size_t(word) * waves_];
+  for (int i = 0; i < waves_; ++i)
+    if (i != wave.id && atomics[i] > waves[i]->visible_to(wave, false)) conflict = i;
+  return conflict;
+}
+
 int Lds::access(const std::vector<std::unique_ptr<Wave>>& waves, const Wave& wave, std::uint32_t word, unsigned halves,
                 LdsAccess kind, std::uint32_t number, bool dma) {
-  int conflict = -1;
+  const bool is_atomic = kind == LdsAccess::atomic;
+  int conflict = is_atomic ? -1 : unordered_atomic(waves, wave, word);
   Shadow& shadow = shadow_[word];
   for (int half = 0; half < 2; ++half) {
     Record& last = shadow.last[half];
     if (!(halves >> half & 1)) continue;
-    const bool both_atomic = last.atomic && kind == LdsAccess::atomic;
     const bool same_stream = last.wave == wave.id && last.dma == dma;
-    if (last.written && !both_atomic && !same_stream && !ordered(*waves[last.wave], wave, last.number, last.dma))
-      conflict = last.wave;
-    if (kind != LdsAccess::read) last = {number, std::uint8_t(wave.id), dma, kind == LdsAccess::atomic, true};
+    if (last.written && !same_stream && !ordered(*waves[last.wave], wave, last.number, last.dma)) conflict = last.wave;
+    if (kind == LdsAccess::write) last = {number, std::uint8_t(wave.id), dma, true};
+  }
+  if (is_atomic) {
+    if (atomics_.empty()) atomics_.assign(readers_.size(), 0);
+    atomics_[std::size_t(word) * waves_ + wave.id] = number;
   }
   std::uint32_t* readers = &readers_[std::size_t(word) * waves_];
   if (kind == LdsAccess::read) {

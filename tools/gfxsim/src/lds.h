@@ -34,20 +34,24 @@ class Lds {
              LdsAccess kind, std::uint32_t number, bool dma);
 
  private:
-  struct Record {  // of one half word: the last write
+  struct Record {  // of one half word: the last write that is no atomic
     std::uint32_t number = 0;
     std::uint8_t wave = 0;
-    bool dma = false, atomic = false, written = false;
+    bool dma = false, written = false;
   };
   struct Shadow {
     Record last[2];
     std::uint8_t defined = 0;
   };
+  int unordered_atomic(const std::vector<std::unique_ptr<Wave>>& waves, const Wave& wave, std::uint32_t word) const;
   static bool ordered(const Wave& owner, const Wave& now, std::uint32_t number, bool dma);
 
   std::vector<std::uint8_t> data_;
   std::vector<Shadow> shadow_;
   std::vector<std::uint32_t> readers_;  // [word][wave]: number of the last read << 2 | halves
+  // [word][wave]: number of the last atomic; empty until there is one. Atomics of several waves need no order among
+  // them, so each of them has to be ordered before another access.
+  std::vector<std::uint32_t> atomics_;
   int waves_ = 1;
 };
 

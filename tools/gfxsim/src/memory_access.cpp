@@ -7,7 +7,8 @@
 
 namespace gfxsim {
 
-Location locate_global(Wave& wave, const Op& op, int lane, std::uint64_t address, std::uint32_t bytes, bool is_write) {
+Location locate_global(Wave& wave, const Op& op, int lane, std::uint64_t address, std::uint32_t bytes, bool is_write,
+                       std::uint32_t alignment) {
   const Buffer* buffer = wave.group->memory.find(address, bytes);
   if (!buffer) {
     report(wave, op, "out-of-bounds", lane,
@@ -18,7 +19,7 @@ Location locate_global(Wave& wave, const Op& op, int lane, std::uint64_t address
     report(wave, op, "out-of-bounds", lane, "writes into the read-only buffer '" + buffer->name + "'");
     return {};
   }
-  if (address % std::min(bytes, 4u)) {
+  if (address % std::min(bytes, alignment)) {
     report(wave, op, "misaligned", lane,
            "address " + std::to_string(address) + " of a " + std::to_string(bytes) + "-byte access");
     return {};
@@ -66,8 +67,12 @@ void read_lane(Wave& wave, int reg, int lane, Location from, AccessShape shape) 
       return set(defined.hi, known(0, shape.bytes));
     case Into::low_keep:
       result = (value & 0xffff) | (result & 0xffff0000u);
+      if (!wave.target->d16_keeps_half()) set(defined.hi, false);
       return set(defined.lo, known(0, shape.bytes));
-    case Into::high_keep: result = value << 16 | (result & 0xffff); return set(defined.hi, known(0, shape.bytes));
+    case Into::high_keep:
+      result = value << 16 | (result & 0xffff);
+      if (!wave.target->d16_keeps_half()) set(defined.lo, false);
+      return set(defined.hi, known(0, shape.bytes));
   }
 }
 

@@ -21,8 +21,10 @@ struct Location {
   std::uint8_t* defined = nullptr;  // one flag per byte, for scratch; null: everything there is defined
 };
 
-/// Registered memory at `address`, or a null location after a report.
-Location locate_global(Wave& wave, const Op& op, int lane, std::uint64_t address, std::uint32_t bytes, bool is_write);
+/// Registered memory at `address`, or a null location after a report. Accesses of more bytes than `alignment` need no
+/// more than that; only atomics do.
+Location locate_global(Wave& wave, const Op& op, int lane, std::uint64_t address, std::uint32_t bytes, bool is_write,
+                       std::uint32_t alignment = 4);
 Location locate_scratch(Wave& wave, const Op& op, int lane, std::uint32_t offset, std::uint32_t bytes);
 
 void read_lane(Wave& wave, int reg, int lane, Location from, AccessShape shape);

@@ -58,7 +58,7 @@ enum Trait : std::uint32_t {
   kWritesScc = 1u << 3,
   kPacked = 1u << 4,  // VOP3P: op_sel_hi defaults to ones
   kAcceptsClamp = 1u << 5,
-  kAcceptsOmod = 1u << 6,
+  kShortFactors = 1u << 6,  // sources are 32 bits wide where `literal` says 64, but for the last
   kAcceptsOpSel = 1u << 7,
   kAcceptsDpp = 1u << 8,
   kAcceptsNegLoHi = 1u << 9,
@@ -115,7 +115,6 @@ struct Op {
   std::int32_t offset0 = 0, offset1 = 0;  // memory offsets, wait counts, branch displacement, truth table
   std::uint8_t op_sel = 0, op_sel_hi = 0, neg_lo = 0, neg_hi = 0;
   bool clamp = false;
-  std::int8_t omod = 0;  // exponent of the output factor: 1, 2 or -1
   Part result_part = Part::dword;
   bool keeps_rest = false;  // the other parts of the result stay, else they become zero
   bool returns_data = false, to_lds = false, offset_enable = false, index_enable = false;

@@ -105,7 +105,7 @@ class OpcodeTable {
   template <class F>
   void add_vector(Names names, Handler run, std::uint32_t traits, Class kind) {
     using S = Signature<decltype(+F{})>;
-    if constexpr (std::is_same_v<typename S::Result, float>) traits |= kAcceptsClamp | kAcceptsOmod;
+    if constexpr (std::is_same_v<typename S::Result, float>) traits |= kAcceptsClamp;
     if constexpr (S::has_half || sizeof(typename S::Result) == 2) traits |= kAcceptsOpSel;
     if constexpr (!S::has_64) traits |= kAcceptsDpp;
     const int accumulator = traits & kAccumulates ? 1 : 0;

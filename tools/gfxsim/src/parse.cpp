@@ -87,12 +87,25 @@ void settle_widths(const Target& target, Op& op) {
   if (op.operands == 5 && (starts_with(name, "v_addc_") || starts_with(name, "v_subb"))) mask(4);
 }
 
+// What an inline constant means as the operand that comes next.
+Literal literal_of_next(const Op& op) {
+  const bool is_last = op.operands + 1 == op.opcode->operands;
+  return (op.opcode->traits & kShortFactors) && !is_last ? Literal::b32 : op.opcode->literal;
+}
+
+// Why a modifier is refused.
+std::string refusal(const std::string& modifier) {
+  if (starts_with(modifier, "mul:") || starts_with(modifier, "div:"))
+    return "hardware ignores the output modifier '" + modifier + "' while denormals are kept";
+  return "the modifier or operand '" + modifier + "' is not simulated for this opcode";
+}
+
 std::string parse_operands(std::string_view rest, Op& op) {
   for (const std::string& piece : split(rest, ',')) {
     const auto words = split(piece, ' ');
     std::size_t first_modifier = 1;
     Operand operand;
-    if (op.operands < int(op.operand.size()) && parse_operand(words[0], op.opcode->literal, operand)) {
+    if (op.operands < int(op.operand.size()) && parse_operand(words[0], literal_of_next(op), operand)) {
       if (op.operands == 0 && op.opcode->results && operand.part != Part::dword) {
         op.result_part = std::exchange(operand.part, Part::dword);
         op.keeps_rest = true;
@@ -102,8 +115,7 @@ std::string parse_operands(std::string_view rest, Op& op) {
       first_modifier = 0;
     }
     for (std::size_t i = first_modifier; i < words.size(); ++i)
-      if (!parse_modifier(words[i], op))
-        return "the modifier or operand '" + words[i] + "' is not simulated for this opcode";
+      if (!parse_modifier(words[i], op)) return refusal(words[i]);
   }
   return "";
 }

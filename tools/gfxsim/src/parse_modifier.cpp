@@ -107,8 +107,6 @@ bool parse_modifier(std::string_view text, Op& op) {
     return is_cache_policy(name);
   }
   if (name == "clamp") return has(op, kAcceptsClamp) && (op.clamp = true);
-  if (name == "mul" && has(op, kAcceptsOmod)) return (op.omod = value == "2" ? 1 : value == "4" ? 2 : 0) != 0;
-  if (name == "div" && has(op, kAcceptsOmod)) return value == "2" && (op.omod = -1) != 0;
   if (name == "bitop3" && op.opcode->name == "v_bitop3_b32") {
     const auto table = parse_integer(value);
     op.offset0 = std::int32_t(table.value_or(0));

@@ -103,6 +103,19 @@ void decode(const ElfFile& elf, Program& program) {
   }
 }
 
+void count_registers(Program& program) {
+  for (Kernel& kernel : program.kernels)
+    for (const Op& op : program.ops) {
+      if (op.pc < kernel.descriptor.entry || op.pc >= kernel.end) continue;
+      for (const RegisterRange& range : op.ranges) {
+        const int last = range.first + range.count;
+        if (range.kind != Kind::vector || range.first >= kTemporary) continue;
+        int& most = range.first < kAgpr0 ? kernel.vectors : kernel.accumulators;
+        most = std::max(most, range.first < kAgpr0 ? last : last - kAgpr0);
+      }
+    }
+}
+
 }  // namespace
 
 std::int32_t Program::index_of_pc(std::uint64_t pc) const {
@@ -132,6 +145,7 @@ Program load_program(const Target& target, std::span<const std::byte> code_objec
   load_image(elf, program);
   read_kernels(elf, program);
   decode(elf, program);
+  count_registers(program);
   return program;
 }
 

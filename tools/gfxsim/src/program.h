@@ -23,7 +23,8 @@ struct KernelDescriptor {
 struct Kernel {
   KernelInfo info;
   KernelDescriptor descriptor;
-  std::uint64_t end = 0;  // virtual address after the last instruction
+  std::uint64_t end = 0;              // virtual address after the last instruction
+  int vectors = 0, accumulators = 0;  // registers that its instructions name: the highest of v and a, plus 1
 };
 
 struct Program {

@@ -18,7 +18,7 @@ void put(std::vector<std::byte>& out, std::size_t at, T value) {
   if (at + sizeof value <= out.size()) std::memcpy(out.data() + at, &value, sizeof value);
 }
 
-void check_modes(const Kernel& kernel) {
+void check_modes(const Program& program, const Kernel& kernel) {
   const std::uint32_t rsrc1 = kernel.descriptor.rsrc1;
   if (bits(rsrc1, 12, 4) != 0)
     throw Error("kernel " + kernel.info.name +
@@ -26,8 +26,31 @@ void check_modes(const Kernel& kernel) {
   if (bits(rsrc1, 16, 4) != 15)
     throw Error("kernel " + kernel.info.name +
                 " flushes denormals, which is not simulated: compile without -fgpu-flush-denormals-to-zero");
+  // gfx12 always clamps so, and uses the bit for something else.
+  if (program.target->generation < 12 && !bits(rsrc1, 21, 1))
+    throw Error("kernel " + kernel.info.name +
+                " clears DX10_CLAMP, so that clamping keeps NaN, which is not simulated");
+  if (bits(rsrc1, 26, 1))
+    throw Error("kernel " + kernel.info.name +
+                " sets FP16_OVFL, so that 16-bit results do not overflow to infinity, which is not simulated");
   if (kernel.descriptor.properties & kQueuePointer)
     throw Error("kernel " + kernel.info.name + " needs a queue pointer, which is not simulated");
+}
+
+// Against what the descriptor allocates, in the granules that LLVM's "User Guide for AMDGPU Backend" lists under
+// GRANULATED_WORKITEM_VGPR_COUNT and ACCUM_OFFSET.
+void check_registers(const Program& program, const Kernel& kernel) {
+  const Target& target = *program.target;
+  const bool large = target.generation == 9 ? target.unified_registers : kernel.info.wavefront_size == 32;
+  const int all = (int(bits(kernel.descriptor.rsrc1, 0, 6)) + 1) * (large ? 8 : 4);
+  const int first = target.unified_registers ? (int(bits(kernel.descriptor.rsrc3, 0, 6)) + 1) * 4 : all;
+  const auto check = [&](const char* file, int used, int allocated) {
+    if (used > allocated)
+      throw Error("kernel " + kernel.info.name + " uses " + file + std::to_string(used - 1) +
+                  ", and its descriptor allocates " + std::to_string(allocated) + " of these registers");
+  };
+  check("v", kernel.vectors, std::min(all, first));
+  check("a", kernel.accumulators, target.unified_registers ? all - first : all);
 }
 
 std::uint32_t hidden_value(const Launch& launch, const KernelArgument& argument, bool& known) {
@@ -170,7 +193,8 @@ Launch prepare_launch(const Program& program, const Kernel& kernel, Dim3 grid, D
   if (kernel.info.lds_bytes + std::uint64_t(dynamic_lds) > max_lds)
     throw Error(name + std::to_string(kernel.info.lds_bytes + std::uint64_t(dynamic_lds)) + " bytes of LDS; " +
                 program.target->name + " has " + std::to_string(max_lds));
-  check_modes(kernel);
+  check_modes(program, kernel);
+  check_registers(program, kernel);
   Launch launch{program, kernel, grid, block, dynamic_lds, {}, {}};
   fill_kernarg(launch, kernargs);
   fill_packet(launch);

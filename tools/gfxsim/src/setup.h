@@ -20,7 +20,7 @@ struct Launch {
   std::vector<std::byte> packet;   // the AQL dispatch packet that a kernel may read
 };
 
-/// Throws Error when the launch is impossible (sizes, float modes that are not simulated).
+/// Throws Error when the launch is impossible (sizes, registers, float modes that are not simulated).
 Launch prepare_launch(const Program& program, const Kernel& kernel, Dim3 grid, Dim3 block, std::uint32_t dynamic_lds,
                       std::span<const std::byte> kernargs);
 

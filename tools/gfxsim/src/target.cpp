@@ -8,9 +8,9 @@ const Target& find_target(std::string_view name) {
   static const Target targets[] = {
       {.name = "gfx906", .packs_items = false},
       {.name = "gfx908", .packs_items = false},
-      {.name = "gfx90a"},
-      {.name = "gfx942"},
-      {.name = "gfx950", .lds_banks = 64, .lds_bytes = 160 * 1024},
+      {.name = "gfx90a", .unified_registers = true},
+      {.name = "gfx942", .unified_registers = true},
+      {.name = "gfx950", .lds_banks = 64, .lds_bytes = 160 * 1024, .unified_registers = true},
       {.name = "gfx1030", .generation = 10, .counts_stores = true, .keeps_high_half = true, .packs_items = false},
       {.name = "gfx1100", .generation = 11, .counts_stores = true, .keeps_high_half = true},
       {.name = "gfx1101", .generation = 11, .counts_stores = true, .keeps_high_half = true},

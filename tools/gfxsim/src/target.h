@@ -16,6 +16,13 @@ struct Target {
   bool packs_items = true;       // work-item ids in one register, not in three
   int lds_banks = 32;
   std::uint32_t lds_bytes = 64 * 1024;  // of a workgroup
+  bool unified_registers = false;       // AGPRs are the upper part of a wave's vector registers
+
+  // Flat accesses return in the order of other loads, and of LDS operations: LLVM's hasFlatLgkmVMemCountInOrder.
+  bool flat_in_order() const { return generation > 9; }
+  // 16-bit loads into one half of a register leave the other half alone: LLVM's d16PreservesUnusedBits. Memory with
+  // error correction (SRAM-ECC) writes whole registers. All targets of generation 9 have it or, gfx906, may have it.
+  bool d16_keeps_half() const { return generation > 9; }
 };
 
 /// Throws Error naming the targets there are.

@@ -29,11 +29,15 @@ std::uint32_t issue(Wave& wave, Stream stream) {
 void mark_pending(Wave& wave, const Operand& result, Stream stream, std::uint32_t number, int dwords) {
   std::uint32_t* tickets = result.kind == Kind::vector ? wave.v_ticket : wave.s_ticket;
   std::fill_n(tickets + result.reg, dwords, make_ticket(stream, number));
+  if (result.kind == Kind::vector) std::fill_n(wave.v_flat + result.reg, dwords, 0);
   if (stream == kLoads) wave.last_load = number;
 }
 
 void wait_for(Wave& wave, Stream stream, std::uint32_t outstanding) {
-  if (stream == kScalarLoads && outstanding) return;
+  if (outstanding && stream == kScalarLoads) return;
+  // Where flat accesses return out of order, a count above 0 says nothing while one is on its way: LLVM's
+  // SIInsertWaitcnts waits for 0 then.
+  if (outstanding && !wave.target->flat_in_order() && wave.last_flat[stream] > wave.done[stream]) return;
   if (wave.issued[stream] > outstanding)
     wave.done[stream] = std::max(wave.done[stream], wave.issued[stream] - outstanding);
 }
@@ -80,9 +84,10 @@ void check_waits(Wave& wave, const Op& op) {
     std::uint32_t* tickets = range.kind == Kind::vector ? wave.v_ticket : wave.s_ticket;
     for (int reg = range.first; reg < range.first + range.count; ++reg) {
       const Stream stream = ticket_stream(tickets[reg]);
-      if (ticket_number(tickets[reg]) <= wave.done[stream]) continue;
+      const bool flat_done = range.kind != Kind::vector || wave.v_flat[reg] <= wave.done[kLds];
+      if (flat_done && ticket_number(tickets[reg]) <= wave.done[stream]) continue;
       // Loads of one stream return in order, so a later one may overwrite an earlier one.
-      if (range.written && stream == op.load_stream) continue;
+      if (flat_done && range.written && stream == op.load_stream) continue;
       const bool agpr = range.kind == Kind::vector && reg >= kAgpr0;
       const std::string name = range.kind == Kind::scalar
                                    ? "scalar register " + std::to_string(reg)
@@ -90,6 +95,7 @@ void check_waits(Wave& wave, const Op& op) {
       report(wave, op, "missing-wait", -1,
              (range.written ? "overwrites " : "uses ") + name + " before the wait for the load into it");
       tickets[reg] = 0;
+      if (range.kind == Kind::vector) wave.v_flat[reg] = 0;
     }
   }
 }

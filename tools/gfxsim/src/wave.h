@@ -14,8 +14,9 @@ struct Workgroup;
 
 constexpr int kMaxLanes = 64;
 
-// Memory operations of one stream complete in the order of issue (scalar loads: only all together).
-enum Stream : std::uint8_t { kLoads, kStores, kLds, kScalarLoads, kFlat, kStreams };
+// Memory operations of one stream complete in the order of issue (scalar loads: only all together). Flat accesses are
+// operations of two streams.
+enum Stream : std::uint8_t { kLoads, kStores, kLds, kScalarLoads, kStreams };
 
 // Which lanes of a vector register hold a defined value, for the low and the high 16 bits.
 struct Halves {
@@ -34,8 +35,10 @@ struct Wave {
 
   // Issued and completed operations of each stream; a register is pending while its ticket's number exceeds `done`.
   std::uint32_t issued[kStreams] = {}, done[kStreams] = {};
-  std::uint32_t last_load = 0;  // the youngest operation of kLoads that is no store
+  std::uint32_t last_load = 0;             // the youngest operation of kLoads that is no store
+  std::uint32_t last_flat[kStreams] = {};  // the youngest flat access of each stream, but to private memory
   std::uint32_t v_ticket[kVectorCount], s_ticket[kScalarCount];
+  std::uint32_t v_flat[kVectorCount] = {};  // of a register that a flat load writes: its number in kLds as well
   // Barriers this wave has signalled and passed, and how many of its LDS operations ([0]) and loads ([1], DMA to LDS)
   // were complete when it signalled. A wave may be ahead of another by up to two signals, hence the ring.
   std::uint32_t signals = 0, passed = 0;
@@ -57,7 +60,7 @@ struct Wave {
   // Accesses up to this number are ordered before whatever wave `now` does.
   std::uint32_t visible_to(const Wave& now, bool dma) const { return complete_at[now.passed & 3][dma]; }
 
-  std::uint64_t exec() const { return read64(kExec); }
+  std::uint64_t exec() const { return read_mask(kExec); }
   std::uint64_t all_lanes() const { return lanes == 64 ? ~std::uint64_t(0) : 0xffffffffu; }
   std::uint64_t read64(int reg) const {
     std::uint64_t value;

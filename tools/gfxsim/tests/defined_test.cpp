@@ -66,6 +66,26 @@ TEST(Defined, FollowsHalves) {
   }
 }
 
+// Loads into one half: what the other half holds is only defined where registers have no error correction.
+TEST(Defined, TheOtherHalfOf16BitLoads) {
+  for (const char* target : {"gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1201"})
+    for (const char* load : {"global_load_short_d16", "ds_read_u16_d16", "scratch_load_short_d16"})
+      for (const bool high : {false, true}) {
+        Bench bench(target, 1);
+        Wave& wave = bench.wave();
+        std::fill_n(wave.v[0], kMaxLanes, 0);
+        std::fill_n(bench.group().scratch_defined.begin(), bench.group().scratch_defined.size(), 1);
+        bench.set_scalar64(2, bench.buffer_address());
+        const std::string name = load, address = name[0] == 'g' ? ", s[2:3]" : name[0] == 's' ? ", off" : "";
+        ASSERT_EQ(bench.execute(name + (high ? "_hi" : "") + " v8, v0" + address), "") << target;
+        const bool keeps = bench.target().generation > 9;
+        const Halves halves = wave.v_defined[8];
+        EXPECT_EQ((high ? halves.hi : halves.lo) & wave.all_lanes(), wave.all_lanes()) << target << " " << name;
+        EXPECT_EQ((high ? halves.lo : halves.hi) & wave.all_lanes(), keeps ? wave.all_lanes() : 0)
+            << target << " " << name;
+      }
+}
+
 TEST(Defined, SelectionNeedsOnlyTheChosen) {
   Bench bench("gfx942", 1);
   bench.wave().v_defined[0] = {};

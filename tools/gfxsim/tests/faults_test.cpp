@@ -65,6 +65,15 @@ TEST_P(Faults, LdsRaces) {
   }
 }
 
+TEST_P(Faults, LdsRacesOfOneAtomicOfMany) {
+  std::vector<int> out(256);
+  Arguments arguments(device);
+  arguments(out);
+  for (const LaunchOptions& options : all_schedules())
+    expect_report(run("misses_wait_of_one_atomic", arguments, 256, options), "lds-race", "misses_wait_of_one_atomic",
+                  "ds_");
+}
+
 TEST_P(Faults, ReadsUnwrittenLds) {
   std::vector<float> out(256);
   Arguments arguments(device);

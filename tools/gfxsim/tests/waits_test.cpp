@@ -1,4 +1,5 @@
-// Every barrier and every wait of a kernel, left out one at a time, is found out.
+// Every barrier and every wait of a kernel, left out one at a time, is found out. And which waits flat loads need.
+#include "checks/bench.h"
 #include "harness.h"
 
 namespace gfxsim::testing {
@@ -32,6 +33,79 @@ TEST_P(Waits, OfTransposeAreNeeded) {
     EXPECT_FALSE(result.ok()) << "left out without notice: " << instruction.text << " at " << instruction.pc;
   }
   EXPECT_GE(left_out, 4);
+}
+
+// What is found in instructions of one wave: "" or the text of the first that is wrong.
+std::string first_finding(const std::string& target, const std::vector<std::string>& instructions) {
+  Bench bench(target, 1);
+  Wave& wave = bench.wave();
+  const std::uint64_t address = bench.buffer_address();
+  std::fill_n(wave.v[0], kMaxLanes, std::uint32_t(address));
+  std::fill_n(wave.v[1], kMaxLanes, std::uint32_t(address >> 32));
+  std::fill_n(wave.v[4], kMaxLanes, 0);
+  std::fill_n(wave.v[6], kMaxLanes, 0);
+  std::fill_n(wave.v[7], kMaxLanes, std::uint32_t(kPrivateAperture >> 32));
+  for (const std::string& instruction : instructions) {
+    const Op op = parse_instruction(bench.target(), instruction, 0x1000, 4);
+    if (!op.run) return op.unsupported;
+    check_waits(wave, op);
+    op.run(wave, op);
+    if (!bench.group().reports.empty()) return bench.group().reports[0].kind + ": " + instruction;
+  }
+  return "";
+}
+
+struct FlatCase {
+  const char* target;
+  std::vector<std::string> instructions;
+  bool is_right;
+};
+
+const std::string kFlat3 = "flat_load_dword v3, v[0:1]", kFlat2 = "flat_load_dword v2, v[0:1]",
+                  kPrivate2 = "flat_load_dword v2, v[6:7]", kGlobal2 = "global_load_dword v2, v[0:1], off",
+                  kGlobal5 = "global_load_dword v5, v[0:1], off", kLds2 = "ds_read_b32 v2, v4",
+                  kUse3 = "v_mov_b32_e32 v8, v3", kUse2 = "v_mov_b32_e32 v8, v2";
+
+const FlatCase kFlatCases[] = {
+    // In order from gfx10 on: this is what clang emits.
+    {"gfx1030", {kFlat3, kFlat2, "s_waitcnt vmcnt(1) lgkmcnt(1)", kUse3}, true},
+    {"gfx1100", {kFlat3, kFlat2, "s_waitcnt vmcnt(1) lgkmcnt(1)", kUse3}, true},
+    {"gfx1201", {kFlat3, kFlat2, "s_wait_loadcnt_dscnt 0x101", kUse3}, true},
+    {"gfx1100", {kFlat3, kFlat2, "s_waitcnt vmcnt(1) lgkmcnt(1)", kUse2}, false},
+    {"gfx1201", {kFlat3, kFlat2, "s_wait_loadcnt_dscnt 0x101", kUse2}, false},
+    // Both counters are needed.
+    {"gfx1100", {kFlat3, kFlat2, "s_waitcnt vmcnt(1)", kUse3}, false},
+    {"gfx1100", {kFlat3, kFlat2, "s_waitcnt lgkmcnt(1)", kUse3}, false},
+    {"gfx942", {kFlat3, "s_waitcnt vmcnt(0)", kUse3}, false},
+    {"gfx942", {kFlat3, "s_waitcnt lgkmcnt(0)", kUse3}, false},
+    {"gfx942", {kFlat3, "s_waitcnt vmcnt(0) lgkmcnt(0)", kUse3}, true},
+    // But for private memory, which compilers know to be no LDS.
+    {"gfx942", {kPrivate2, kGlobal5, "s_waitcnt vmcnt(1)", kUse2}, true},
+    {"gfx942", {kPrivate2, "s_waitcnt vmcnt(1)", kUse2}, false},
+    {"gfx1201", {kPrivate2, "s_wait_loadcnt 0x0", kUse2}, true},
+    {"gfx942", {kFlat3, "s_waitcnt vmcnt(0)", "s_waitcnt lgkmcnt(0)", kUse3}, true},
+    // A register is overwritten like one of another load.
+    {"gfx1100", {kFlat3, "v_mov_b32_e32 v3, 0"}, false},
+    {"gfx1100", {kFlat2, "s_waitcnt lgkmcnt(0)", kGlobal2}, true},
+    {"gfx1100", {kFlat2, kGlobal2}, false},
+    // Out of order before: while one is on its way, only counts of 0 say anything, of other operations too.
+    {"gfx942", {kFlat3, kFlat2, "s_waitcnt vmcnt(1) lgkmcnt(1)", kUse3}, false},
+    {"gfx942", {kGlobal2, kFlat3, "s_waitcnt vmcnt(1)", kUse2}, false},
+    {"gfx942", {kGlobal2, kFlat3, "s_waitcnt vmcnt(0)", kUse2}, true},
+    {"gfx942", {kGlobal2, "flat_store_dword v[0:1], v6", "s_waitcnt vmcnt(1)", kUse2}, false},
+    {"gfx942", {kLds2, kFlat3, "s_waitcnt lgkmcnt(1)", kUse2}, false},
+    {"gfx942", {kLds2, kFlat3, "s_waitcnt lgkmcnt(0)", kUse2}, true},
+    {"gfx1100", {kLds2, kFlat3, "s_waitcnt lgkmcnt(1)", kUse2}, true},
+    {"gfx942", {kFlat3, "s_waitcnt vmcnt(0) lgkmcnt(0)", kGlobal2, kGlobal5, "s_waitcnt vmcnt(1)", kUse2}, true},
+};
+
+TEST(FlatWaits, ByHand) {
+  for (const FlatCase& c : kFlatCases) {
+    std::string text = c.target;
+    for (const std::string& instruction : c.instructions) text += "; " + instruction;
+    EXPECT_EQ(first_finding(c.target, c.instructions), c.is_right ? "" : "missing-wait: " + c.instructions.back())
+        << text;
+  }
 }
 
 }  // namespace

@@ -94,7 +94,6 @@ enum WaitedFor : unsigned {
   kWaitedForStores = 2,  ///< to memory, and no load
   kWaitedForLds = 4,
   kWaitedForScalarLoads = 8,
-  kWaitedForFlat = 16,
 };
 
 struct Statistics {

@@ -56,14 +56,14 @@ const Branch kBranches[] = {
 // 10 operations were issued in every stream; how many of each are done afterwards.
 struct Wait {
   const char *instruction, *target;
-  u32 loads, stores, lds, scalar, flat;
+  u32 loads, stores, lds, scalar;
 };
 
 std::string check_wait(Bench& bench, const Wait& wait) {
   Wave& wave = bench.wave();
   for (int stream = 0; stream < kStreams; ++stream) wave.issued[stream] = 50, wave.done[stream] = 1;
   if (const std::string problem = bench.execute(wait.instruction); !problem.empty()) return problem;
-  const u32 wanted[kStreams] = {wait.loads, wait.stores, wait.lds, wait.scalar, wait.flat};
+  const u32 wanted[kStreams] = {wait.loads, wait.stores, wait.lds, wait.scalar};
   for (int stream = 0; stream < kStreams; ++stream)
     if (wave.done[stream] != wanted[stream])
       return "stream " + std::to_string(stream) + ": " + std::to_string(wave.done[stream]) + " of 50 done, not " +
@@ -74,34 +74,34 @@ std::string check_wait(Bench& bench, const Wait& wait) {
 }
 
 const Wait kWaits[] = {
-    {"s_waitcnt vmcnt(0)", "gfx942", 50, 1, 1, 1, 50},
-    {"s_waitcnt vmcnt(3)", "gfx942", 47, 1, 1, 1, 1},
-    {"s_waitcnt lgkmcnt(0)", "gfx942", 1, 1, 50, 50, 1},
-    {"s_waitcnt lgkmcnt(2)", "gfx942", 1, 1, 48, 1, 1},
-    {"s_waitcnt vmcnt(1) expcnt(0) lgkmcnt(4)", "gfx942", 49, 1, 46, 1, 1},
-    {"s_waitcnt_vscnt null, 0x0", "gfx1030", 1, 50, 1, 1, 1},
-    {"s_waitcnt_vscnt null, 0x3", "gfx1030", 1, 47, 1, 1, 1},
-    {"s_waitcnt_depctr 0xffe3", "gfx1030", 1, 1, 1, 1, 1},
-    {"s_waitcnt vmcnt(1) expcnt(0) lgkmcnt(4)", "gfx1100", 49, 1, 46, 1, 1},
-    {"s_waitcnt vmcnt(0)", "gfx1100", 50, 1, 1, 1, 50},
-    {"s_waitcnt_vscnt null, 0x0", "gfx1100", 1, 50, 1, 1, 1},
-    {"s_waitcnt_vscnt null, 0x2b", "gfx1100", 1, 7, 1, 1, 1},
-    {"s_wait_loadcnt 0x0", "gfx1201", 50, 1, 1, 1, 50},
-    {"s_wait_loadcnt 0x4", "gfx1201", 46, 1, 1, 1, 1},
-    {"s_wait_storecnt 0x2", "gfx1201", 1, 48, 1, 1, 1},
-    {"s_wait_dscnt 0x5", "gfx1201", 1, 1, 45, 1, 1},
-    {"s_wait_kmcnt 0x0", "gfx1201", 1, 1, 1, 50, 1},
-    {"s_wait_kmcnt 0x1", "gfx1201", 1, 1, 1, 1, 1},
-    {"s_wait_loadcnt_dscnt 0x301", "gfx1201", 47, 1, 49, 1, 1},
-    {"s_wait_storecnt_dscnt 0x203", "gfx1201", 1, 48, 47, 1, 1},
-    {"s_wait_samplecnt 0x0", "gfx1201", 1, 1, 1, 1, 1},
-    {"s_wait_bvhcnt 0x0", "gfx1201", 1, 1, 1, 1, 1},
-    {"s_wait_expcnt 0x0", "gfx1201", 1, 1, 1, 1, 1},
-    {"s_wait_xcnt 0x0", "gfx1201", 1, 1, 1, 1, 1},
-    {"s_waitcnt vmcnt(43) lgkmcnt(13)", "gfx942", 7, 1, 37, 1, 1},
-    {"s_wait_loadcnt 0x2d", "gfx1201", 5, 1, 1, 1, 1},
-    {"s_wait_loadcnt_dscnt 0x282a", "gfx1201", 10, 1, 8, 1, 1},
-    {"s_wait_storecnt_dscnt 0x2729", "gfx1201", 1, 11, 9, 1, 1},
+    {"s_waitcnt vmcnt(0)", "gfx942", 50, 1, 1, 1},
+    {"s_waitcnt vmcnt(3)", "gfx942", 47, 1, 1, 1},
+    {"s_waitcnt lgkmcnt(0)", "gfx942", 1, 1, 50, 50},
+    {"s_waitcnt lgkmcnt(2)", "gfx942", 1, 1, 48, 1},
+    {"s_waitcnt vmcnt(1) expcnt(0) lgkmcnt(4)", "gfx942", 49, 1, 46, 1},
+    {"s_waitcnt_vscnt null, 0x0", "gfx1030", 1, 50, 1, 1},
+    {"s_waitcnt_vscnt null, 0x3", "gfx1030", 1, 47, 1, 1},
+    {"s_waitcnt_depctr 0xffe3", "gfx1030", 1, 1, 1, 1},
+    {"s_waitcnt vmcnt(1) expcnt(0) lgkmcnt(4)", "gfx1100", 49, 1, 46, 1},
+    {"s_waitcnt vmcnt(0)", "gfx1100", 50, 1, 1, 1},
+    {"s_waitcnt_vscnt null, 0x0", "gfx1100", 1, 50, 1, 1},
+    {"s_waitcnt_vscnt null, 0x2b", "gfx1100", 1, 7, 1, 1},
+    {"s_wait_loadcnt 0x0", "gfx1201", 50, 1, 1, 1},
+    {"s_wait_loadcnt 0x4", "gfx1201", 46, 1, 1, 1},
+    {"s_wait_storecnt 0x2", "gfx1201", 1, 48, 1, 1},
+    {"s_wait_dscnt 0x5", "gfx1201", 1, 1, 45, 1},
+    {"s_wait_kmcnt 0x0", "gfx1201", 1, 1, 1, 50},
+    {"s_wait_kmcnt 0x1", "gfx1201", 1, 1, 1, 1},
+    {"s_wait_loadcnt_dscnt 0x301", "gfx1201", 47, 1, 49, 1},
+    {"s_wait_storecnt_dscnt 0x203", "gfx1201", 1, 48, 47, 1},
+    {"s_wait_samplecnt 0x0", "gfx1201", 1, 1, 1, 1},
+    {"s_wait_bvhcnt 0x0", "gfx1201", 1, 1, 1, 1},
+    {"s_wait_expcnt 0x0", "gfx1201", 1, 1, 1, 1},
+    {"s_wait_xcnt 0x0", "gfx1201", 1, 1, 1, 1},
+    {"s_waitcnt vmcnt(43) lgkmcnt(13)", "gfx942", 7, 1, 37, 1},
+    {"s_wait_loadcnt 0x2d", "gfx1201", 5, 1, 1, 1},
+    {"s_wait_loadcnt_dscnt 0x282a", "gfx1201", 10, 1, 8, 1},
+    {"s_wait_storecnt_dscnt 0x2729", "gfx1201", 1, 11, 9, 1},
 };
 
 // Nothing but the count of outstanding operations may change.

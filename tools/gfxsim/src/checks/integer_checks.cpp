@@ -66,7 +66,9 @@ const std::vector<VectorRow> kSums = {
     {"v_add_u16_e32 v8, v0, v2", Pool::u32, Gives::f16, [](const In& x) { return (x.a + x.b) & 0xffff; }},
     {"v_sub_u16_e32 v8, v0, v2", Pool::u32, Gives::f16, [](const In& x) { return (x.a - x.b) & 0xffff; }},
     {"v_mul_lo_u16_e32 v8, v0, v2", Pool::u32, Gives::f16, [](const In& x) { return (x.a * x.b) & 0xffff; }},
-    {"v_mad_u16 v8, v0, v2, v4", Pool::u32, Gives::f16, [](const In& x) { return (x.a * x.b + x.c) & 0xffff; }},
+    {"v_mad_u16 v8, v0, v2, v4", Pool::u32, Gives::f16_kept, [](const In& x) { return (x.a * x.b + x.c) & 0xffff; }},
+    {"v_mad_legacy_u16 v8, v0, v2, v4", Pool::u32, Gives::f16, [](const In& x) { return (x.a * x.b + x.c) & 0xffff; },
+     nullptr, "gfx942"},
     {"v_add_co_u32_e32 v8, vcc, v0, v2", Pool::u32, Gives::u32, [](const In& x) { return x.a + x.b; },
      [](const In& x) { return w(x.a) + w(x.b) > 0xffffffff; }},
     {"v_sub_co_u32_e64 v8, s[12:13], v0, v2", Pool::u32, Gives::u32, [](const In& x) { return x.a - x.b; },
@@ -82,6 +84,18 @@ const std::vector<VectorRow> kSums = {
     {"v_mad_u64_u32 v[8:9], s[12:13], v0, v2, v[4:5]", Pool::u32, Gives::u64,
      [](const In& x) { return w(x.a) * w(x.b) + x.c; },
      [](const In& x) { return (i128(w(x.a)) * i128(w(x.b)) + i128(x.c)) >> 64 != 0; }},
+    {"v_mad_u64_u32 v[8:9], s[12:13], v0, 1.0, v[4:5]", Pool::u32, Gives::u64,
+     [](const In& x) { return w(x.a) * 0x3f800000 + x.c; },
+     [](const In& x) { return (i128(w(x.a)) * 0x3f800000 + i128(x.c)) >> 64 != 0; }},
+    {"v_mad_u64_u32 v[8:9], s[12:13], v0, v2, 1.0", Pool::u32, Gives::u64,
+     [](const In& x) { return w(x.a) * w(x.b) + 0x3ff0000000000000; },
+     [](const In& x) { return (i128(w(x.a)) * i128(w(x.b)) + 0x3ff0000000000000) >> 64 != 0; }},
+    {"v_mad_i64_i32 v[8:9], s[12:13], -0.5, v2, v[4:5]", Pool::u32, Gives::u64,
+     [](const In& x) { return u64(i128(s(0xbf000000)) * s(x.b) + i128(i64(x.c))); },
+     [](const In& x) {
+       const i128 exact = i128(s(0xbf000000)) * s(x.b) + i128(i64(x.c));
+       return exact != i128(i64(exact));
+     }},
     {"v_mad_i64_i32 v[8:9], s[12:13], v0, v2, v[4:5]", Pool::u32, Gives::u64,
      [](const In& x) { return u64(i128(s(x.a)) * s(x.b) + i128(i64(x.c))); },
      [](const In& x) {

@@ -85,8 +85,10 @@ void add_carry(OpcodeTable& t) {
                      [](u32 a, u32 b, u32 c) { return Sum{a - b - c, u64(b) + c > a}; });
   add_carrying<true>(t, {"v_subbrev_co_u32", "v_subrev_co_ci_u32"},
                      [](u32 a, u32 b, u32 c) { return Sum{b - a - c, u64(a) + c > b}; });
-  t.add({"v_mad_u64_u32", "v_mad_co_u64_u32"}, {"", run_mad64<false>, Class::valu, 2, Literal::b64, 0, 0, 5});
-  t.add({"v_mad_i64_i32", "v_mad_co_i64_i32"}, {"", run_mad64<true>, Class::valu, 2, Literal::b64, 0, 0, 5});
+  t.add({"v_mad_u64_u32", "v_mad_co_u64_u32"},
+        {"", run_mad64<false>, Class::valu, 2, Literal::b64, kShortFactors, 0, 5});
+  t.add({"v_mad_i64_i32", "v_mad_co_i64_i32"},
+        {"", run_mad64<true>, Class::valu, 2, Literal::b64, kShortFactors, 0, 5});
   t.add({"v_cndmask_b16"}, {"", run_cndmask<std::uint16_t>, Class::valu, 1, Literal::f16, 0, 0, 4});
   t.add({"v_cndmask_b32"}, {"", run_cndmask<u32>, Class::valu, 1, Literal::b32, kAcceptsDpp, 0, 4});
 }

@@ -39,7 +39,7 @@ void run_extremum(Wave& wave, const Op& op) {
 }
 template <class F>
 void add_extremum(OpcodeTable& t, const char* name, F) {
-  constexpr std::uint32_t traits = kAcceptsClamp | kAcceptsOmod | kAcceptsDpp;
+  constexpr std::uint32_t traits = kAcceptsClamp | kAcceptsDpp;
   t.add({name}, {"", run_extremum<F>, Class::valu, 1, Literal::b32, traits, 0, 3});
 }
 

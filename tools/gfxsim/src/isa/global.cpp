@@ -82,27 +82,40 @@ Location locate(Wave& wave, const Op& op, int lane, u64 address, u32 bytes, bool
   return locate_global(wave, op, lane, address, bytes, is_write);
 }
 
-// Numbers the operation in its stream. Flat accesses count in two counters and complete in no order.
+// Whether a flat access may reach LDS for all that its compiler knew: it would have written another instruction for
+// global memory. For private memory LLVM writes this one too, but knows that it counts like any load
+// (mayAccessLDSThroughFlat).
+bool may_reach_lds(const Wave& wave, const Addresses& at) {
+  bool may = false;
+  for_each_lane(wave.exec(), [&](int lane) { may |= at.lane[lane] >> 32 != kPrivateAperture >> 32; });
+  return may;
+}
+
+// Numbers the operation in its stream. Flat accesses count in two counters; those that may reach LDS are "not
+// considered done until both have been decremented" (AMD's ISA manuals).
 template <Space kSpace>
-std::pair<Stream, u32> start(Wave& wave, bool is_store) {
+std::pair<Stream, u32> start(Wave& wave, const Addresses& at, bool is_store) {
   const Stream stream = is_store && wave.target->counts_stores ? kStores : kLoads;
   const u32 number = issue(wave, stream);
   if (kSpace != Space::flat) return {stream, number};
-  issue(wave, kLds);
-  return {kFlat, issue(wave, kFlat)};
+  const u32 in_lds = issue(wave, kLds);
+  if (may_reach_lds(wave, at)) wave.last_flat[stream] = number, wave.last_flat[kLds] = in_lds;
+  return {stream, number};
 }
 
 template <Space kSpace, u32 kBytes, bool kSigned, Into kInto>
 void run_load(Wave& wave, const Op& op) {
   constexpr AccessShape shape{kBytes, kSigned, kInto};
   const Addresses at = addresses<kSpace>(wave, op, 1, 2);
-  const auto [stream, number] = start<kSpace>(wave, false);
+  const auto [stream, number] = start<kSpace>(wave, at, false);
   for_each_lane(wave.exec(), [&](int lane) {
     const Location from = locate<kSpace>(wave, op, lane, at.lane[lane], kBytes, false);
     if (from.data) read_lane(wave, op.operand[0].reg, lane, from, shape);
   });
   if (kSpace == Space::global) count_lines(wave, op, at.lane, wave.exec(), kBytes);
-  mark_pending(wave, op.operand[0], stream, number, int(kBytes + 3) / 4);
+  constexpr int words = int(kBytes + 3) / 4;
+  mark_pending(wave, op.operand[0], stream, number, words);
+  if (wave.last_flat[kLoads] == number) std::fill_n(wave.v_flat + op.operand[0].reg, words, wave.last_flat[kLds]);
 }
 
 template <Space kSpace, u32 kBytes, Into kInto>
@@ -110,7 +123,7 @@ void run_store(Wave& wave, const Op& op) {
   constexpr AccessShape shape{kBytes, false, kInto};
   constexpr int data = kSpace == Space::buffer ? 0 : 1;
   const Addresses at = addresses<kSpace>(wave, op, 1 - data, 2);
-  start<kSpace>(wave, true);
+  start<kSpace>(wave, at, true);
   for_each_lane(wave.exec(), [&](int lane) {
     const Location to = locate<kSpace>(wave, op, lane, at.lane[lane], kBytes, true);
     if (to.data) write_lane(wave, op, op.operand[data].reg, lane, to, shape);
@@ -141,13 +154,13 @@ void run_atomic(Wave& wave, const Op& op) {
   const bool returns = op.returns_data;
   const int vector = returns ? 1 : 0;
   const Addresses at = addresses<Space::global>(wave, op, vector, vector + 2);
-  const auto [stream, number] = start<Space::global>(wave, !returns);
+  const auto [stream, number] = start<Space::global>(wave, at, !returns);
   const auto operand = load<T>(wave, op, vector + 1);
   const u64 missing = wave.exec() & ~value_defined<T>(wave, op, vector + 1);
   if (missing && checking(wave, kCheckUndefined))
     report(wave, op, "undefined", std::countr_zero(missing), "the operand of an atomic was never written");
   for_each_lane(wave.exec(), [&](int lane) {
-    const Location to = locate_global(wave, op, lane, at.lane[lane], sizeof(T), true);
+    const Location to = locate_global(wave, op, lane, at.lane[lane], sizeof(T), true, sizeof(T));
     if (!to.data) return;
     std::atomic_ref<Bits<T>> target(*reinterpret_cast<Bits<T>*>(to.data));
     Bits<T> old = target.load();

@@ -26,7 +26,9 @@ void add_sums(OpcodeTable& t) {
   t.vector({"v_add_u16", "v_add_nc_u16"}, [](u16 a, u16 b) { return u16(a + b); });
   t.vector({"v_sub_u16", "v_sub_nc_u16"}, [](u16 a, u16 b) { return u16(a - b); });
   t.vector({"v_mul_lo_u16"}, [](u16 a, u16 b) { return u16(a * b); });
-  t.vector({"v_mad_u16", "v_mad_legacy_u16"}, [](u16 a, u16 b, u16 c) { return u16(a * b + c); });
+  // gfx9's keeps the high half of the result, as it has op_sel; that of gfx8's encoding clears it.
+  t.vector({"v_mad_u16"}, [](u16 a, u16 b, u16 c) { return u16(a * b + c); }, kReadsResult);
+  t.vector({"v_mad_legacy_u16"}, [](u16 a, u16 b, u16 c) { return u16(a * b + c); });
 }
 
 void add_products(OpcodeTable& t) {

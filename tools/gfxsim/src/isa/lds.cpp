@@ -144,15 +144,16 @@ void run_read_small(Wave& wave, const Op& op) {
     note(wave, op, lane, address, kBytes, LdsAccess::read, number, false);
     const u32 old = wave.v[reg][lane];
     const Halves before = wave.v_defined[reg];
+    const u64 lost = wave.target->d16_keeps_half() ? 0 : u64(1) << lane;
     copy_in(wave, reg, lane, address, kBytes);
     u32& value = wave.v[reg][lane];
     if (kSigned) value = u32(std::int32_t(value << (32 - 8 * kBytes)) >> (32 - 8 * kBytes));
     if constexpr (kInto == Into::low_keep) {
       value = (value & 0xffff) | (old & 0xffff0000u);
-      wave.v_defined[reg].hi = before.hi;
+      wave.v_defined[reg].hi = before.hi & ~lost;
     } else if constexpr (kInto == Into::high_keep) {
       value = value << 16 | (old & 0xffff);
-      wave.v_defined[reg].lo = before.lo;
+      wave.v_defined[reg].lo = before.lo & ~lost;
     }
   });
   mark_pending(wave, op.operand[0], kLds, number, 1);

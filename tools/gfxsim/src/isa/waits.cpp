@@ -20,24 +20,18 @@ void wait_lgkm(Wave& wave, const Op& op, std::uint32_t count) {
   wait_noting(wave, op, kLds, count);
   wait_noting(wave, op, kScalarLoads, count);
 }
-// Flat accesses return in no order, so only a wait for everything covers them. (Those that reach LDS, which would need
-// the other counter too, are not modelled.)
-void wait_loads(Wave& wave, const Op& op, std::uint32_t count) {
-  wait_noting(wave, op, kLoads, count);
-  if (count == 0) wait_noting(wave, op, kFlat, 0);
-}
 
 void run_waitcnt(Wave& wave, const Op& op) {
-  if (op.offset0 != kNoWait) wait_loads(wave, op, std::uint32_t(op.offset0));
+  if (op.offset0 != kNoWait) wait_noting(wave, op, kLoads, std::uint32_t(op.offset0));
   if (op.offset1 != kNoWait) wait_lgkm(wave, op, std::uint32_t(op.offset1));
 }
 
-void run_wait_loads(Wave& wave, const Op& op) { wait_loads(wave, op, std::uint32_t(op.offset0)); }
+void run_wait_loads(Wave& wave, const Op& op) { wait_noting(wave, op, kLoads, std::uint32_t(op.offset0)); }
 void run_wait_lds(Wave& wave, const Op& op) { wait_noting(wave, op, kLds, std::uint32_t(op.offset0)); }
 void run_wait_stores(Wave& wave, const Op& op) { wait_noting(wave, op, kStores, std::uint32_t(op.offset0)); }
 void run_wait_scalar(Wave& wave, const Op& op) { wait_noting(wave, op, kScalarLoads, std::uint32_t(op.offset0)); }
 void run_wait_loads_lds(Wave& wave, const Op& op) {
-  wait_loads(wave, op, std::uint32_t(op.offset0) >> 8 & 63);
+  wait_noting(wave, op, kLoads, std::uint32_t(op.offset0) >> 8 & 63);
   wait_noting(wave, op, kLds, std::uint32_t(op.offset0) & 63);
 }
 void run_wait_stores_lds(Wave& wave, const Op& op) {

@@ -36,6 +36,18 @@ GLOBAL THREADS(256) void misses_lds_wait(const float* x, float* out) {
   out[thread()] = tile[255 - thread()];
 }
 
+// Every wave but the first waits for its atomic before the barrier.
+GLOBAL THREADS(256) void misses_wait_of_one_atomic(int* out) {
+  SHARED int count;
+  if (thread() == 0) count = 0;
+  barrier();
+  __hip_atomic_fetch_add(&count, 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+  if (__builtin_amdgcn_readfirstlane(thread()) != 0) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+  out[thread()] = count;
+}
+
 GLOBAL THREADS(256) void reads_unwritten_lds(float* out) {
   SHARED float tile[256];
   if (thread() < 200) tile[thread()] = 1.0f;
