@@ -16,7 +16,7 @@ class InferenceParams:
     seqlen_offset: tokens that the caches hold, the same for every sequence.
     batch_size_offset: first row of the caches that this batch uses.
     key_value_memory_dict: layer_idx -> cache (max_batch_size, max_seqlen, 2, Hk, D).
-    lengths_per_sample: int32 (max_batch_size), tokens in each row of the caches, in place of seqlen_offset. A batch's are
+    lengths_per_sample: int32 (max_batch_size), tokens in each row of the caches, in place of seqlen_offset; a batch has
         those from batch_size_offset on.
     """
 
