@@ -66,8 +66,8 @@ class Operator:
                 given[window : window + 1] = window_bounds(args[window])
                 given[scale] = scale_or_default(args[scale], args[0])
             check_kinds(tensors, args)
-            for name, x in zip(names, args):
-                if isinstance(x, torch.Tensor):
+            for name, x in zip(names[len(tensors) :], args[len(tensors) :]):
+                if isinstance(x, torch.Tensor):  # these may be None, or no tensors at all
                     check_kinds((name,), (x,))
             results = overload(*given)
             return results if all_results is None or args[all_results] else results[0]

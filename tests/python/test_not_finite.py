@@ -6,6 +6,8 @@ second operand, a conversion to an integer any number.
 
 Rows of queries that do not see a key may still meet its NaN in V or, backward, in K, as 0 * NaN of a tile at the edge
 of a mask: so it is with upstream's kernels and torch.
+
+Finite inputs give none, up to scores as large as the README promises.
 """
 
 from __future__ import annotations
