@@ -20,7 +20,7 @@ $bin/ruff check --quiet "${python_files[@]}" || status=1
 $bin/ruff format --check --quiet "${python_files[@]}" || { echo "ruff format would change Python files: make format" && status=1; }
 $bin/pylint --jobs 2 --score n "${python_files[@]}" || status=1
 cpp_files | xargs $bin/clang-format --dry-run -Werror || status=1
-find csrc flash_attn tests tools examples benchmarks cmake -type f -regex '.*\.\(h\|cpp\|py\|sh\|cmake\)' -exec wc -l {} + |
+find csrc flash_attn tests tools examples benchmarks cmake -type f -regex '.*\.\(h\|cpp\|py\|rs\|sh\|cmake\)' -exec wc -l {} + |
   awk '$2 != "total" && $1 > 400 { print $2 " has " $1 " lines; the limit is 400"; over = 1 } END { exit over }' || status=1
 [ $status -eq 0 ] && echo "lint: clean"
 exit $status

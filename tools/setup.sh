@@ -71,6 +71,13 @@ offer_compiler_cache() {
   command -v ccache >/dev/null || apt_install ccache || say "no ccache to be had here; the core will be compiled for each build"
 }
 
+# For examples/rust, which the C++ tests build. Optional.
+offer_rust() {
+  local tool missing=
+  for tool in cargo rustc pkg-config; do command -v $tool >/dev/null || missing=$tool; done
+  [ -z "$missing" ] || apt_install cargo rustc pkg-config || say "no cargo to be had here; examples/rust will not be built"
+}
+
 # The environment on top of a Python that has torch already.
 make_venv_on() {
   local base=$1 outer
@@ -231,7 +238,13 @@ PATH=$PWD/$venv/bin:$PATH
 cmake_works || install_requirements cmake
 case $role in
   run) install_requirements build run ;;
-  test) install_requirements build run test lint package docs && fetch_upstream && offer_gpu_compiler && offer_compiler_cache ;;
+  test)
+    install_requirements build run test lint package docs
+    fetch_upstream
+    offer_gpu_compiler
+    offer_compiler_cache
+    offer_rust
+    ;;
   test-debian) install_requirements build run test ;;
 esac
 say "set-up for '$role' is complete"

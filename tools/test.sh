@@ -49,8 +49,14 @@ check_loops() {
   "$venv/bin/python" tools/cpu_loops.py --check "$1"/csrc/CMakeFiles/flash_attn_objects.dir/cpu/isa_[an]*.o
 }
 
+# run_ctest FOLDER: and why tests were skipped, which ctest keeps in its log.
+run_ctest() {
+  ctest --test-dir "$1" --output-on-failure -j "$jobs" --no-tests=error
+  grep '^skipped: ' "$1/Testing/Temporary/LastTest.log" || true
+}
+
 test_cpp() {
-  ctest --test-dir "$build_dir" --output-on-failure -j "$jobs" --no-tests=error
+  run_ctest "$build_dir"
   case $(uname -m) in
     x86_64 | aarch64) check_loops "$build_dir" ;;
     *) echo "skipped: tools/cpu_loops.py reads code of x86-64 and AArch64" ;;
@@ -71,7 +77,7 @@ test_core() {
   # shellcheck disable=SC2046
   configure "$dir" -S . -DFLASH_ATTN_WERROR=ON $(compiled_kernels) "${@:2}"
   cmake --build "$dir" --parallel "$jobs"
-  ctest --test-dir "$dir" --output-on-failure -j "$jobs" --no-tests=error
+  run_ctest "$dir"
 }
 
 # The instruction sets of kernels for x86-64 that this processor cannot execute, where Linux says what it can.

@@ -141,6 +141,15 @@ def check_project(command):
     assert (ROOT / words[words.index("-S") + 1] / "CMakeLists.txt").is_file()
 
 
+def check_crate(command):
+    """It and the program are there, and it has no dependencies; packaging's C++ tests build it."""
+    words = shlex.split(command)
+    manifest = ROOT / words[words.index("--manifest-path") + 1]
+    assert "dependencies" not in manifest.read_text()
+    programs = [manifest.parent / f"src/bin/{words[-1]}.rs"] if "--bin" in words else []
+    assert all(path.is_file() for path in [manifest.parent / "src/main.rs", *programs])
+
+
 def check_clone(command):
     assert os.access(ROOT / command.split()[-1], os.X_OK)
 
@@ -173,6 +182,7 @@ STATIC = {
     "cmake --build": check_tree,
     "cmake --install": check_tree,
     "cmake -S examples": check_project,
+    "PKG_CONFIG_PATH=<prefix>/lib/pkgconfig cargo": check_crate,
     "git clone": check_clone,
 }
 
