@@ -1,8 +1,10 @@
 // The C interface: structs of any version to the C++ ones, exceptions to status codes.
 #include <cstring>
 #include <new>
+#include <type_traits>
 
 #include "core/checks.h"
+#include "core/platform.h"
 #include "flash_attn/attention.h"
 #include "flash_attn/flash_attn.h"
 #include "flash_attn/rotary.h"
@@ -38,11 +40,32 @@ void read_versioned(Struct& known, const void* given, std::size_t size, const ch
 }
 
 template <class Struct>
-Struct read(const Struct* given, void (*init)(Struct*), const char* name) {
+Struct defaults() {
+  Struct s;
+  std::memset(&s, 0, sizeof(s));
+  s.struct_size = sizeof(s);
+  if constexpr (std::is_same_v<Struct, flash_attn_problem>) {
+    s.softmax_scale = 1.0;
+    s.window_left = s.window_right = -1;
+  }
+  if constexpr (std::is_same_v<Struct, flash_attn_cache_args>) s.rotary_interleaved = 1;
+  return s;
+}
+
+// Into no more bytes than the caller's header has; those that it alone knows are zero.
+template <class Struct>
+void write_defaults(Struct* to, std::size_t size) {
+  const Struct known = defaults<Struct>();
+  std::memset(to, 0, size);
+  std::memcpy(to, &known, min_of(size, sizeof(known)));
+  std::memcpy(to, &size, min_of(size, sizeof(size)));
+}
+
+template <class Struct>
+Struct read(const Struct* given, const char* name) {
   if (!given)
     throw Error(std::string("flash_attn: ") + name + " is NULL; pass a struct that its _init function has filled");
-  Struct known;
-  init(&known);
+  Struct known = defaults<Struct>();
   read_versioned(known, given, given->struct_size, name);
   return known;
 }
@@ -73,7 +96,7 @@ TensorView view(const flash_attn_tensor& t, const char* name) {
 }
 
 AttentionProblem problem_of(const flash_attn_problem* given) {
-  const flash_attn_problem p = read(given, flash_attn_problem_init, "problem");
+  const flash_attn_problem p = read(given, "problem");
   AttentionProblem r;
   r.q = view(p.q, "q"), r.k = view(p.k, "k"), r.v = view(p.v, "v");
   r.cu_seqlens_q = view(p.cu_seqlens_q, "cu_seqlens_q"), r.cu_seqlens_k = view(p.cu_seqlens_k, "cu_seqlens_k");
@@ -127,35 +150,31 @@ flash_attn_status guarded(Call&& call) noexcept {
   }
 }
 
-template <class Args>
-void init_args(Args* args) {
-  std::memset(args, 0, sizeof(Args));
-  args->struct_size = sizeof(Args);
-}
-
 }  // namespace
 }  // namespace flash_attn
 
 extern "C" {
 
-void flash_attn_problem_init(flash_attn_problem* problem) {
-  std::memset(problem, 0, sizeof(*problem));
-  problem->struct_size = sizeof(*problem);
-  problem->softmax_scale = 1.0;
-  problem->window_left = problem->window_right = -1;
+void flash_attn_default_problem(flash_attn_problem* problem, size_t struct_size) {
+  flash_attn::write_defaults(problem, struct_size);
 }
-void flash_attn_forward_args_init(flash_attn_forward_args* args) { flash_attn::init_args(args); }
-void flash_attn_backward_args_init(flash_attn_backward_args* args) { flash_attn::init_args(args); }
-void flash_attn_cache_args_init(flash_attn_cache_args* args) {
-  flash_attn::init_args(args);
-  args->rotary_interleaved = 1;
+void flash_attn_default_forward_args(flash_attn_forward_args* args, size_t struct_size) {
+  flash_attn::write_defaults(args, struct_size);
 }
-void flash_attn_rotary_args_init(flash_attn_rotary_args* args) { flash_attn::init_args(args); }
+void flash_attn_default_backward_args(flash_attn_backward_args* args, size_t struct_size) {
+  flash_attn::write_defaults(args, struct_size);
+}
+void flash_attn_default_cache_args(flash_attn_cache_args* args, size_t struct_size) {
+  flash_attn::write_defaults(args, struct_size);
+}
+void flash_attn_default_rotary_args(flash_attn_rotary_args* args, size_t struct_size) {
+  flash_attn::write_defaults(args, struct_size);
+}
 
 flash_attn_status flash_attn_forward(const flash_attn_forward_args* given, const flash_attn_executor* executor) {
   using namespace flash_attn;
   return guarded([&] {
-    const auto args = read(given, flash_attn_forward_args_init, "args");
+    const auto args = read(given, "args");
     attention_forward(
         {problem_of(args.problem), view(args.out, "out"), view(args.lse, "lse"), view(args.s_dmask, "s_dmask")},
         executor_of(executor));
@@ -165,7 +184,7 @@ flash_attn_status flash_attn_forward(const flash_attn_forward_args* given, const
 flash_attn_status flash_attn_backward(const flash_attn_backward_args* given, const flash_attn_executor* executor) {
   using namespace flash_attn;
   return guarded([&] {
-    const auto a = read(given, flash_attn_backward_args_init, "args");
+    const auto a = read(given, "args");
     attention_backward({problem_of(a.problem), view(a.dout, "dout"), view(a.out, "out"), view(a.lse, "lse"),
                         view(a.dq, "dq"), view(a.dk, "dk"), view(a.dv, "dv"), view(a.softmax_d, "softmax_d"),
                         view(a.dlse, "dlse"), view(a.dbias, "dbias"), view(a.dsink, "dsink")},
@@ -176,7 +195,7 @@ flash_attn_status flash_attn_backward(const flash_attn_backward_args* given, con
 flash_attn_status flash_attn_with_cache(const flash_attn_cache_args* given, const flash_attn_executor* executor) {
   using namespace flash_attn;
   return guarded([&] {
-    const auto a = read(given, flash_attn_cache_args_init, "args");
+    const auto a = read(given, "args");
     attention_with_cache(
         {problem_of(a.problem), view(a.k_new, "k_new"), view(a.v_new, "v_new"), view(a.rotary_cos, "rotary_cos"),
          view(a.rotary_sin, "rotary_sin"), a.rotary_interleaved != 0, view(a.out, "out"), view(a.lse, "lse")},
@@ -187,7 +206,7 @@ flash_attn_status flash_attn_with_cache(const flash_attn_cache_args* given, cons
 flash_attn_status flash_attn_rotary(const flash_attn_rotary_args* given, const flash_attn_executor* executor) {
   using namespace flash_attn;
   return guarded([&] {
-    const auto a = read(given, flash_attn_rotary_args_init, "args");
+    const auto a = read(given, "args");
     apply_rotary({view(a.x, "x"), view(a.cos, "cos"), view(a.sin, "sin"), view(a.out, "out"), a.offset,
                   view(a.offsets, "offsets"), view(a.cu_seqlens, "cu_seqlens"), a.max_seqlen, a.interleaved != 0,
                   a.conjugate != 0},

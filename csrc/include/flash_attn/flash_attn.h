@@ -118,11 +118,13 @@ typedef struct {
   void* context;
 } flash_attn_executor;
 
-FLASH_ATTN_API void flash_attn_problem_init(flash_attn_problem* problem);
-FLASH_ATTN_API void flash_attn_forward_args_init(flash_attn_forward_args* args);
-FLASH_ATTN_API void flash_attn_backward_args_init(flash_attn_backward_args* args);
-FLASH_ATTN_API void flash_attn_cache_args_init(flash_attn_cache_args* args);
-FLASH_ATTN_API void flash_attn_rotary_args_init(flash_attn_rotary_args* args);
+/* Writes defaults into the struct_size bytes that the caller has for a struct, and that number itself. From C and C++
+ * call flash_attn/init.h's flash_attn_problem_init(&problem) and so on, which know it. */
+FLASH_ATTN_API void flash_attn_default_problem(flash_attn_problem* problem, size_t struct_size);
+FLASH_ATTN_API void flash_attn_default_forward_args(flash_attn_forward_args* args, size_t struct_size);
+FLASH_ATTN_API void flash_attn_default_backward_args(flash_attn_backward_args* args, size_t struct_size);
+FLASH_ATTN_API void flash_attn_default_cache_args(flash_attn_cache_args* args, size_t struct_size);
+FLASH_ATTN_API void flash_attn_default_rotary_args(flash_attn_rotary_args* args, size_t struct_size);
 
 /* executor: NULL is the library's own pool with one thread per processor. */
 FLASH_ATTN_API flash_attn_status flash_attn_forward(const flash_attn_forward_args* args,
@@ -143,5 +145,7 @@ FLASH_ATTN_API const char* flash_attn_version(void);
 #ifdef __cplusplus
 }
 #endif
+
+#include "flash_attn/init.h"
 
 #endif

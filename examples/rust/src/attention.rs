@@ -1,6 +1,6 @@
 //! The calls. Each makes the C struct of its arguments; shapes, dtypes and what they hold are the library's to check.
 
-use std::mem::size_of;
+use std::mem::{size_of, MaybeUninit};
 use std::ptr::{null, null_mut};
 
 use crate::error::Error;
@@ -86,7 +86,7 @@ impl Attention<'_> {
             v: self.v.raw,
             softmax_scale: self.scale,
             causal: self.causal.into(),
-            ..PROBLEM
+            ..problem_at_defaults()
         }
     }
 }
@@ -109,7 +109,7 @@ impl Cache<'_> {
             softmax_scale: scale,
             causal: 1,
             seqused_k: self.lengths.raw,
-            ..PROBLEM
+            ..problem_at_defaults()
         };
         let args = ffi::flash_attn_cache_args {
             struct_size: size_of::<ffi::flash_attn_cache_args>(),
@@ -131,51 +131,11 @@ impl Cache<'_> {
 const NOT_GIVEN: ffi::flash_attn_tensor =
     ffi::flash_attn_tensor { data: null_mut(), dtype: 0, ndim: 0, sizes: [0; 4], strides: [0; 4] };
 
-/// What flash_attn_problem_init writes. No _init function is called here, because they write all of the struct that the
-/// library knows: more than there is room for when the library is newer than ffi.rs. Calls accept the smaller struct.
-const PROBLEM: ffi::flash_attn_problem = ffi::flash_attn_problem {
-    struct_size: size_of::<ffi::flash_attn_problem>(),
-    q: NOT_GIVEN,
-    k: NOT_GIVEN,
-    v: NOT_GIVEN,
-    cu_seqlens_q: NOT_GIVEN,
-    cu_seqlens_k: NOT_GIVEN,
-    max_seqlen_q: 0,
-    max_seqlen_k: 0,
-    softmax_scale: 1.0,
-    softcap: 0.0,
-    causal: 0,
-    reserved: 0,
-    window_left: -1,
-    window_right: -1,
-    alibi_slopes: NOT_GIVEN,
-    dropout_p: 0.0,
-    rng_state: NOT_GIVEN,
-    attn_bias: NOT_GIVEN,
-    attn_mask: NOT_GIVEN,
-    key_begin: NOT_GIVEN,
-    key_end: NOT_GIVEN,
-    block_table: NOT_GIVEN,
-    cache_batch_idx: NOT_GIVEN,
-    seqused_k: NOT_GIVEN,
-    leftpad_k: NOT_GIVEN,
-    num_splits: 0,
-    learnable_sink: NOT_GIVEN,
-};
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::mem::MaybeUninit;
-
-    #[test]
-    fn the_default_problem_is_the_library_s() {
-        let mut problem = MaybeUninit::uninit();
-        // SAFETY: tests/interface.rs has compared the struct with this library's header.
-        let library_s: ffi::flash_attn_problem = unsafe {
-            ffi::flash_attn_problem_init(problem.as_mut_ptr());
-            problem.assume_init()
-        };
-        assert_eq!(format!("{PROBLEM:?}"), format!("{library_s:?}"));
+fn problem_at_defaults() -> ffi::flash_attn_problem {
+    let mut problem = MaybeUninit::zeroed();
+    // SAFETY: the library writes no more than the size that it is told; all zero bytes are a problem, too.
+    unsafe {
+        ffi::flash_attn_default_problem(problem.as_mut_ptr(), size_of::<ffi::flash_attn_problem>());
+        problem.assume_init()
     }
 }

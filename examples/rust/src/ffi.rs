@@ -160,16 +160,16 @@ pub struct flash_attn_executor {
 }
 
 extern "C" {
-    /// All fields at their defaults, struct_size set.
-    pub fn flash_attn_problem_init(problem: *mut flash_attn_problem);
-    /// All fields at their defaults, struct_size set.
-    pub fn flash_attn_forward_args_init(args: *mut flash_attn_forward_args);
-    /// All fields at their defaults, struct_size set.
-    pub fn flash_attn_backward_args_init(args: *mut flash_attn_backward_args);
-    /// All fields at their defaults, struct_size set.
-    pub fn flash_attn_cache_args_init(args: *mut flash_attn_cache_args);
-    /// All fields at their defaults, struct_size set.
-    pub fn flash_attn_rotary_args_init(args: *mut flash_attn_rotary_args);
+    /// Defaults into the `struct_size` bytes that the caller has for a struct, and that number itself.
+    pub fn flash_attn_default_problem(problem: *mut flash_attn_problem, struct_size: usize);
+    /// As flash_attn_default_problem.
+    pub fn flash_attn_default_forward_args(args: *mut flash_attn_forward_args, struct_size: usize);
+    /// As flash_attn_default_problem.
+    pub fn flash_attn_default_backward_args(args: *mut flash_attn_backward_args, struct_size: usize);
+    /// As flash_attn_default_problem.
+    pub fn flash_attn_default_cache_args(args: *mut flash_attn_cache_args, struct_size: usize);
+    /// As flash_attn_default_problem.
+    pub fn flash_attn_default_rotary_args(args: *mut flash_attn_rotary_args, struct_size: usize);
 
     /// Attention. `executor`, here and below: null is the library's own pool with one thread per processor.
     pub fn flash_attn_forward(

@@ -2,8 +2,10 @@
 // caller's threads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -286,6 +288,40 @@ TEST(CVersions, OfEveryArgumentStruct) {
   check_versions(flash_attn_backward_args_init, flash_attn_backward, offsetof(flash_attn_backward_args, dlse));
   check_versions(flash_attn_cache_args_init, flash_attn_with_cache, offsetof(flash_attn_cache_args, out));
   check_versions(flash_attn_rotary_args_init, flash_attn_rotary, offsetof(flash_attn_rotary_args, offsets));
+}
+
+// Bytes before `size` become what _init writes, the rest stay as they are; of what is beyond the library's, zeros.
+template <class Struct>
+void check_defaults(void (*write)(Struct*, std::size_t), void (*init)(Struct*)) {
+  struct {
+    Struct known;
+    std::int64_t later, beyond;
+  } given;
+  Struct all;
+  init(&all);
+  EXPECT_EQ(all.struct_size, sizeof(Struct));
+  for (const std::size_t size : {sizeof(std::size_t), sizeof(Struct) / 2, sizeof(Struct), sizeof(Struct) + 8}) {
+    std::memset(&given, 0x5a, sizeof(given));
+    write(&given.known, size);
+    std::string expected(sizeof(given), '\x5a');
+    std::memset(expected.data(), 0, size);
+    std::memcpy(expected.data(), &all, std::min(size, sizeof(all)));
+    std::memcpy(expected.data(), &size, sizeof(size));
+    EXPECT_EQ(std::memcmp(&given, expected.data(), sizeof(given)), 0) << size << " of " << sizeof(Struct);
+  }
+}
+
+TEST(CVersions, DefaultsAreWrittenIntoWhatTheCallerHas) {
+  check_defaults(flash_attn_default_problem, flash_attn_problem_init);
+  check_defaults(flash_attn_default_forward_args, flash_attn_forward_args_init);
+  check_defaults(flash_attn_default_backward_args, flash_attn_backward_args_init);
+  check_defaults(flash_attn_default_cache_args, flash_attn_cache_args_init);
+  check_defaults(flash_attn_default_rotary_args, flash_attn_rotary_args_init);
+  flash_attn_problem problem;
+  flash_attn_problem_init(&problem);
+  EXPECT_EQ(problem.softmax_scale, 1.0);
+  EXPECT_EQ(problem.window_left, -1);
+  EXPECT_EQ(problem.window_right, -1);
 }
 
 TEST(CVersions, OfTheExecutor) {
