@@ -5,7 +5,7 @@ export PYTHON
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve setup test test-cpp test-arm test-python test-slow fuzz test-sanitize test-wheel test-kernels test-sim test-sim-full test-triton test-second-torch test-clients bench matrix docs format lint clean
+.PHONY: help run serve setup test test-cpp test-arm test-windows test-python test-slow fuzz test-sanitize test-wheel test-kernels test-sim test-sim-full test-triton test-second-torch test-clients bench matrix docs format lint clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test-cpp: ## C++ tests
 
 test-arm: ## The C++ tests compiled for 64-bit ARM and executed by QEMU
 	tools/test.sh arm
+
+test-windows: ## The C++ tests compiled for 64-bit Windows and executed by Wine
+	tools/test.sh windows
 
 test-python: ## Python tests (PYTEST_ARGS="-k softcap" ...)
 	tools/test.sh build python

@@ -2,8 +2,8 @@
 # The test suite in stages, on the environment of tools/setup.sh.
 #
 #   tools/test.sh                all stages
-#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, arm, sanitize, python, kernels, simulation, matrix, triton,
-#                                wheel, docs, and fuzz, which is long
+#   tools/test.sh lint cpp       set-up and those stages: lint, build, cpp, arm, windows, sanitize, python, kernels, simulation, matrix,
+#                                triton, wheel, docs, and fuzz, which is long
 #   tools/test.sh build clients  client libraries with the package; their set-up downloads them
 #   tools/test.sh second-torch   set-up, build and the stated subset (pytest's marker second_torch) on Debian's torch
 #
@@ -71,13 +71,18 @@ configure() {
   cmake -B "$1" "${generator[@]}" "${@:2}"
 }
 
-# test_core FOLDER CMAKE-ARGUMENT...: the core and its tests, compiled into build/FOLDER.
-test_core() {
+# build_core FOLDER CMAKE-ARGUMENT...: the core and its tests, compiled into build/FOLDER.
+build_core() {
   local dir=build/$1
   # shellcheck disable=SC2046
   configure "$dir" -S . -DFLASH_ATTN_WERROR=ON $(compiled_kernels) "${@:2}"
   cmake --build "$dir" --parallel "$jobs"
-  run_ctest "$dir"
+}
+
+# test_core FOLDER CMAKE-ARGUMENT...: and the tests executed.
+test_core() {
+  build_core "$@"
+  run_ctest "build/$1"
 }
 
 # The instruction sets of kernels for x86-64 that this processor cannot execute, where Linux says what it can.
@@ -125,6 +130,42 @@ test_arm() {
     grep '^instruction sets:.* neon_bf16'
   check_loops build/aarch64
 }
+
+# The core and its tests for 64-bit Windows, cross-compiled by clang, and executed by Wine, which does not grant AMX's tiles
+# to programs; the C and C++ examples with the installed DLL, which needs no other than Windows' own.
+test_windows() {
+  local wine toolchain=$PWD/cmake/x86_64-w64-mingw32.cmake prefix=$PWD/build/windows/prefix program
+  if [ "$(uname -m)" != x86_64 ]; then
+    echo "skipped: Wine executes programs for x86-64 on such processors only, so nothing was compiled for Windows"
+    return
+  fi
+  llvm_is_there "nothing was compiled for Windows" || return 0
+  if ! command -v x86_64-w64-mingw32-g++-posix >/dev/null || [ -z "$(wine_program)" ]; then
+    apt_install g++-mingw-w64-x86-64-posix wine64 ||
+      { echo "skipped: no MinGW-w64 or no Wine to be had, so nothing was compiled for Windows" && return; }
+  fi
+  wine=$(wine_program)
+  GPU_ARCHS=none build_core windows -DCMAKE_TOOLCHAIN_FILE="$toolchain"
+  # Wine's services, which the first program starts and which outlive it, would else hold the pipe that ctest reads.
+  export WINEPREFIX=$PWD/build/wine WINEDEBUG=-all
+  "$wine" wineboot >/dev/null 2>&1
+  run_ctest build/windows
+
+  cmake --install build/windows --prefix "$prefix" >/dev/null
+  if llvm-readobj-22 --coff-imports "$prefix/bin/libflash_attn.dll" | grep '^ *Name: lib'; then
+    echo "libflash_attn.dll needs the libraries above, which Windows does not have" >&2
+    return 1
+  fi
+  configure build/windows-examples -S examples -DCMAKE_TOOLCHAIN_FILE="$toolchain" \
+    -Dflash_attn_DIR="$prefix/lib/cmake/flash_attn"
+  cmake --build build/windows-examples
+  for program in attention_c cache_c decode_cpp; do
+    WINEPATH=$prefix/bin "$wine" "build/windows-examples/$program.exe"
+  done
+}
+
+# Debian's wine64 puts it where no PATH leads.
+wine_program() { PATH=$PATH:/usr/lib/wine command -v wine64 || true; }
 
 # test_python FOLDER ARGUMENT...: one thread per worker, since the workers share the processors; one that is done takes
 # tests of others, whose last ones may take minutes, where xdist is as new as that. The folder is named for pytest before
@@ -250,6 +291,7 @@ run_stage() {
       stage "C++ tests, clang" test_clang
       ;;
     arm) stage "C++ tests, AArch64" test_arm ;;
+    windows) stage "C++ tests, Windows" test_windows ;;
     sanitize)
       stage "address and undefined" test_sanitized address,undefined
       stage thread test_sanitized thread
@@ -284,7 +326,7 @@ run_stage() {
       stage "Python tests, second torch" test_python tests/python -m "second_torch and not gpu"
       ;;
     *)
-      echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, arm, sanitize, python, kernels," \
+      echo "tools/test.sh: no stage '$1'; there are lint, build, cpp, arm, windows, sanitize, python, kernels," \
         "simulation, matrix, write-matrix, triton, wheel, docs, fuzz, clients and second-torch" >&2
       exit 2
       ;;
@@ -296,7 +338,7 @@ if [ "$*" != second-torch ]; then
   stage set-up tools/setup.sh test
   use .venv build/dev
 fi
-if [ $# -eq 0 ]; then set -- lint build cpp arm sanitize python kernels simulation triton matrix wheel docs; fi
+if [ $# -eq 0 ]; then set -- lint build cpp arm windows sanitize python kernels simulation triton matrix wheel docs; fi
 for name in "$@"; do run_stage "$name"; done
 
 printf '\n'

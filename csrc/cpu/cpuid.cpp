@@ -9,6 +9,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#endif
 #if defined(_MSC_VER)
 #include <immintrin.h>
 #include <intrin.h>
@@ -99,13 +103,23 @@ Core own_core() {
 // Intel's cores that have it also have an L2 of 512 KB to 2 MB.
 bool has_avx512f() { return cpuid(0, 0).a >= 7 && (cpuid(7, 0).b >> 16 & 1) != 0; }
 
-// Tile registers are large, so Linux saves them only for processes that ask (Documentation/arch/x86/xstate.rst).
+constexpr std::uint32_t kTileState = 0x60000;  // Of XCR0: how tiles are laid out, and what is in them.
+
+// Tile registers are large, so systems save them only for processes that ask: Linux
+// (Documentation/arch/x86/xstate.rst), and Windows since 11 and Server 2022 (winbase.h,
+// EnableProcessOptionalXStateFeatures), whose older ones, and Wine, have no such function.
 bool tile_registers_granted() {
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#elif defined(_WIN32)
+  using Enable = BOOL(WINAPI*)(DWORD64);
+  const HMODULE kernel = GetModuleHandleA("kernel32.dll");
+  const auto found = kernel ? GetProcAddress(kernel, "EnableProcessOptionalXStateFeatures") : nullptr;
+  const auto enable = reinterpret_cast<Enable>(reinterpret_cast<void*>(found));
+  return enable && enable(kTileState) != 0;
 #else
-  return true;
+  return false;
 #endif
 }
 
@@ -119,7 +133,7 @@ Features detect_features() {
   if (cpuid(0, 0).a < 7) return f;
   constexpr std::uint32_t kFma = 1u << 12, kOsxsave = 1u << 27, kAvx = 1u << 28, kF16c = 1u << 29;
   if (!all_bits(cpuid(1, 0).c, kFma | kOsxsave | kAvx | kF16c)) return f;
-  constexpr std::uint32_t kAvxState = 0x6, kAvx512State = 0xe6, kTileState = 0x60000;
+  constexpr std::uint32_t kAvxState = 0x6, kAvx512State = 0xe6;
   const auto state = static_cast<std::uint32_t>(saved_state());
   const Registers seven = cpuid(7, 0);
   constexpr std::uint32_t kAvx2 = 1u << 5, kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;

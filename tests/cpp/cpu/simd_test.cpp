@@ -9,14 +9,20 @@
 #include <string>
 #include <vector>
 
-#if defined(__unix__)
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
-
 #include "core/numeric.h"
 #include "cpu/cpuid.h"
 #include "cpu/simd_functions.h"
+
+// After ours, since it has macros for names such as far.
+#if defined(_WIN32)
+#if !defined(NOMINMAX)
+#define NOMINMAX
+#endif
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#else
+#include <sys/mman.h>
+#endif
 
 namespace flash_attn::testing {
 namespace {
@@ -139,23 +145,36 @@ TEST_P(Simd, ProductsReachMemoryAsTheyAre) {
   }
 }
 
-#if defined(__unix__)
 // Memory that ends where none can be touched.
 class GuardedPage {
  public:
-  GuardedPage() : size_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))) {
-    memory_ = mmap(nullptr, 2 * size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory_ != MAP_FAILED) mprotect(static_cast<char*>(memory_) + size_, size_, PROT_NONE);
+#if defined(_WIN32)
+  GuardedPage() {
+    // Two pages of addresses, the first of them with memory.
+    memory_ = VirtualAlloc(nullptr, 2 * kSize, MEM_RESERVE, PAGE_NOACCESS);
+    if (memory_) memory_ = VirtualAlloc(memory_, kSize, MEM_COMMIT, PAGE_READWRITE);
   }
   ~GuardedPage() {
-    if (memory_ != MAP_FAILED) munmap(memory_, 2 * size_);
+    if (memory_) VirtualFree(memory_, 0, MEM_RELEASE);
   }
-  bool there() const { return memory_ != MAP_FAILED; }
-  char* last(index_t bytes) const { return static_cast<char*>(memory_) + size_ - bytes; }
+#else
+  GuardedPage() {
+    void* const pages = mmap(nullptr, 2 * kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
+    if (pages == MAP_FAILED) return;
+    memory_ = pages;
+    mprotect(static_cast<char*>(memory_) + kSize, kSize, PROT_NONE);
+  }
+  ~GuardedPage() {
+    if (memory_) munmap(memory_, 2 * kSize);
+  }
+#endif
+  GuardedPage(const GuardedPage&) = delete;
+  bool there() const { return memory_ != nullptr; }
+  char* last(index_t bytes) const { return static_cast<char*>(memory_) + kSize - bytes; }
 
  private:
-  const std::size_t size_;
-  void* memory_;
+  static constexpr std::size_t kSize = 65536;  // No processor's pages are greater.
+  void* memory_ = nullptr;
 };
 
 TEST_P(Simd, FirstElementsAloneAreTouched) {
@@ -179,7 +198,6 @@ TEST_P(Simd, FirstElementsAloneAreTouched) {
             << "element " << i << " of " << n << ", of " << first.size << " bytes";
     }
 }
-#endif
 
 TEST_P(Simd, ElementsBehindTheFirstStayAsTheyAre) {
   const SimdFunctions& s = *GetParam();
