@@ -166,7 +166,7 @@ inline void Problem64::run_row(const Values& x, std::int64_t b, std::int64_t h, 
     scores[j] = score(dots[j], b, h, i, j);
     top = std::max(top, scores[j]);
   }
-  if (!sink.empty()) {
+  if (!sink.empty() && !std::isinf(sink[h])) {
     top = std::max(top, sink[h]);
     sum = std::exp(sink[h] - top);
   }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "flash_attn/attention.h"
@@ -107,13 +108,67 @@ TEST(CApi, BadTensorsAreNamedAndNothingIsWritten) {
     EXPECT_TRUE(std::isnan(call.out[0]) && std::isnan(call.lse[0]));
   };
   refused([](Call& c) { c.problem.k.ndim = 5; }, "k.ndim");
-  refused([](Call& c) { c.problem.k.dtype = 9; }, "k.dtype");
+  refused([](Call& c) { c.problem.k.ndim = -1; }, "k.ndim");
+  for (const int dtype : {-1, 7}) refused([=](Call& c) { c.problem.k.dtype = dtype; }, "k.dtype");
   refused([](Call& c) { c.problem.v.data = nullptr; }, "v.data");
   refused([](Call& c) { c.problem.v.sizes[1] = -1; }, "v.sizes");
   refused([](Call& c) { c.problem.v.data = nullptr, c.problem.v.sizes[1] = std::int64_t(1) << 60; },
           "v must have a shape");
   refused([](Call& c) { c.problem.k.sizes[3] = 4; }, "k must have shape");
   refused([](Call& c) { c.problem.softmax_scale = NAN; }, "softmax_scale");
+}
+
+// Each is found to be something else than it has to be.
+TEST(CApi, EveryTensorOfAProblemIsLookedAt) {
+  using P = flash_attn_problem;
+  const std::pair<const char*, flash_attn_tensor P::*> tensors[] = {{"k", &P::k},
+                                                                    {"v", &P::v},
+                                                                    {"alibi_slopes", &P::alibi_slopes},
+                                                                    {"rng_state", &P::rng_state},
+                                                                    {"attn_bias", &P::attn_bias},
+                                                                    {"attn_mask", &P::attn_mask},
+                                                                    {"key_begin", &P::key_begin},
+                                                                    {"key_end", &P::key_end},
+                                                                    {"block_table", &P::block_table},
+                                                                    {"cache_batch_idx", &P::cache_batch_idx},
+                                                                    {"seqused_k", &P::seqused_k},
+                                                                    {"leftpad_k", &P::leftpad_k},
+                                                                    {"learnable_sink", &P::learnable_sink}};
+  for (const auto& [name, tensor] : tensors) {
+    Call call;
+    call.problem.dropout_p = 0.5;
+    std::array<std::int64_t, 2> state{};
+    call.problem.rng_state = {state.data(), FLASH_ATTN_I64, 1, {2}, {1}};
+    (call.problem.*tensor) = {call.q.data(), FLASH_ATTN_F32, 2, {1, 1}, {1, 1}};
+    EXPECT_EQ(call.run(), FLASH_ATTN_INVALID);
+    EXPECT_NE(std::string(flash_attn_last_error()).find(std::string("flash_attn: ") + name), std::string::npos)
+        << name << ": " << flash_attn_last_error();
+  }
+}
+
+TEST(CApi, EveryNumberOfAProblemIsLookedAt) {
+  Call plain, window;
+  window.problem.window_right = 3;
+  EXPECT_EQ(plain.run(), FLASH_ATTN_OK);
+  EXPECT_EQ(window.run(), FLASH_ATTN_OK) << flash_attn_last_error();
+  EXPECT_NE(window.out, plain.out);
+  for (const auto& [says, change] :
+       {std::pair<const char*, void (*)(Call&)>{"dropout_p", [](Call& c) { c.problem.dropout_p = 1.0; }},
+        {"num_splits", [](Call& c) { c.problem.num_splits = -1; }},
+        {"S_dmask", [](Call& c) { c.args.s_dmask = c.args.lse; }}}) {
+    Call call;
+    change(call);
+    EXPECT_EQ(call.run(), FLASH_ATTN_INVALID) << says;
+    EXPECT_NE(std::string(flash_attn_last_error()).find(says), std::string::npos) << flash_attn_last_error();
+  }
+}
+
+TEST(CApi, WhatHasNoElementsNeedsNoMemory) {
+  Call call;
+  call.problem.k = call.problem.v = {nullptr, FLASH_ATTN_F32, 4, {1, 0, kHeads, kDim}, {0, 0, 0, 1}};
+  EXPECT_EQ(call.run(), FLASH_ATTN_OK) << flash_attn_last_error();
+  EXPECT_EQ(call.out[0], 0.0f);
+  EXPECT_TRUE(std::isinf(call.lse[0]));
 }
 
 TEST(CApi, TheErrorTextBelongsToTheThread) {

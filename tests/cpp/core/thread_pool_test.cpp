@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <thread>
@@ -102,6 +103,11 @@ TEST(ThreadPool, GroupsNotBegunAreTakenOver) {
     EXPECT_TRUE(of_group.compare_exchange_strong(before, worker) || before == worker);
     done.fetch_add(1);
   });
+}
+
+TEST(ThreadPool, HasAsManyThreadsAsAreAskedFor) {
+  for (const int threads : {1, 2, 7}) EXPECT_EQ(default_executor(threads).num_threads, threads);
+  EXPECT_EQ(default_executor().num_threads, std::max(1, int(std::thread::hardware_concurrency())));
 }
 
 TEST(ThreadPool, NegativeThreadsAreAnError) { EXPECT_THROW(default_executor(-1), Error); }

@@ -5,8 +5,10 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 
 #include "attention_reference.h"
+#include "core/checks.h"
 
 namespace flash_attn::testing {
 namespace {
@@ -24,7 +26,7 @@ TensorView vector_of(void* data, DType dtype, std::int64_t n) {
 // A valid call, dense (B 2, Sq 3, Sk 5, H 4, Hk 2, D 8, Dv 6) or packed (two sequences), to be spoiled by one change.
 struct Call {
   Tensor q, k, v, out, lse, dout, dq, dk, dv, softmax_d, s_dmask;
-  std::vector<std::int32_t> cu_q{0, 2, 6}, cu_k{0, 4, 10};
+  std::vector<std::int32_t> cu_q{0, 2, 6}, cu_k{0, 4, 10}, pages{0, 1, 1, 0};
   std::vector<float> slopes{1, 2, 3, 4};
   std::vector<std::int64_t> rng{1, 2};
   Tensor bias{{2, 1, 3, 5}, DType::f32}, sink{{4}, DType::f32}, dbias = bias, dsink = sink;
@@ -55,6 +57,15 @@ struct Call {
     backward.problem = p;
     backward.dout = dout.view(), backward.out = out.view(), backward.lse = lse.view();
     backward.dq = dq.view(), backward.dk = dk.view(), backward.dv = dv.view(), backward.softmax_d = softmax_d.view();
+  }
+  // Packed queries, and keys in two pages of as many slots.
+  void with_pages(std::int64_t slots) {
+    AttentionProblem& p = forward.problem;
+    p.k.ndim = p.v.ndim = 4;
+    p.k.sizes = {2, slots, 2, 8}, p.k.strides = {slots * 16, 16, 8, 1};
+    p.v.sizes = {2, slots, 2, 6}, p.v.strides = {slots * 12, 12, 6, 1};
+    p.block_table = vector_of(pages.data(), DType::i32, 2);
+    p.block_table.ndim = 2, p.block_table.sizes = {2, 2}, p.block_table.strides = {2, 1};
   }
   void with_dropout() {
     forward.problem.dropout_p = 0.5;
@@ -93,6 +104,8 @@ const Violation kDense[] = {
     {"v heads", {"v must have shape", "(2, 5, 1, 6)"}, SPOIL(p.v.sizes[2] = 1)},
     {"batch", {"B must be positive"}, SPOIL(p.q.sizes[0] = p.k.sizes[0] = p.v.sizes[0] = 0)},
     {"heads", {"Hk must divide", "H = 4", "Hk = 3"}, SPOIL(p.k.sizes[2] = p.v.sizes[2] = 3)},
+    {"no heads", {"Hk must divide", "H = 0"}, SPOIL(p.q.sizes[2] = 0)},
+    {"no key heads", {"Hk must divide", "Hk = 0"}, SPOIL(p.k.sizes[2] = p.v.sizes[2] = 0)},
     {"head dim 0", {"head dim D", "1 to 576", "got 0"}, SPOIL(p.q.sizes[3] = p.k.sizes[3] = 0)},
     {"head dim 577", {"head dim D", "got 577"}, SPOIL(p.q.sizes[3] = p.k.sizes[3] = 577)},
     {"value head dim", {"head dim Dv", "got 600"}, SPOIL(p.v.sizes[3] = 600)},
@@ -107,7 +120,9 @@ const Violation kDense[] = {
     {"scale", {"softmax_scale must be finite", "nan"}, SPOIL(p.softmax_scale = std::nan(""))},
     {"scale past fp32", {"softmax_scale must be finite", "1e+39"}, SPOIL(p.softmax_scale = 1e39)},
     {"softcap past fp32", {"softcap must be from 1e-30 to 1e30", "1e-40"}, SPOIL(p.softcap = 1e-40)},
+    {"softcap too large", {"softcap must be from 1e-30 to 1e30", "1e+31"}, SPOIL(p.softcap = 1e31)},
     {"softcap", {"softcap must be finite", "inf"}, SPOIL(p.softcap = INFINITY)},
+    {"softcap nan", {"softcap must be finite", "nan"}, SPOIL(p.softcap = std::nan(""))},
     {"dropout 1", {"dropout_p must be in [0, 1)", "got 1"}, SPOIL(p.dropout_p = 1.0)},
     {"dropout negative", {"dropout_p", "-0.1"}, SPOIL(p.dropout_p = -0.1)},
     {"dropout nan", {"dropout_p", "nan"}, SPOIL(p.dropout_p = std::nan(""))},
@@ -136,9 +151,15 @@ const Violation kDense[] = {
     {"dmask shape",
      {"S_dmask must have shape"},
      SPOIL(c.with_dropout(); c.forward.s_dmask = c.s_dmask.view(); c.forward.s_dmask.sizes[3] = 8)},
+    {"dmask strides",
+     {"S_dmask must be contiguous"},
+     SPOIL(c.with_dropout(); c.forward.s_dmask = c.s_dmask.view(); c.forward.s_dmask.strides[2] = 8)},
     {"bias shape",
      {"attn_bias must have shape (B|1, H|1, Sq|1, Sk)", "(2, 1, 3, 4)"},
      SPOIL(p.attn_bias = c.bias.view(); p.attn_bias.sizes[3] = 4)},
+    {"bias rows",
+     {"attn_bias must have shape (B|1, H|1, Sq|1, Sk)", "(2, 1, 2, 5)"},
+     SPOIL(p.attn_bias = c.bias.view(); p.attn_bias.sizes[2] = 2)},
     {"bias dtype",
      {"attn_bias must have dtype float32", "float16"},
      SPOIL(p.attn_bias = c.bias.view(); p.attn_bias.dtype = DType::f16)},
@@ -153,6 +174,13 @@ const Violation kDense[] = {
     {"bounds shape",
      {"key_end must have shape (B|1, Sq) = (2|1, 3)", "(4)"},
      SPOIL(p.key_end = c.sink.view(); p.key_end.dtype = DType::i32)},
+    {"bounds batch",
+     {"key_begin must have shape (B|1, Sq) = (2|1, 3)", "(3, 3)"},
+     SPOIL(p.key_begin = c.bias.view(); p.key_begin.dtype = DType::i32; p.key_begin.ndim = 2;
+           p.key_begin.sizes = {3, 3}; p.key_begin.strides = {3, 1})},
+    {"sink stride",
+     {"learnable_sink must be contiguous"},
+     SPOIL(p.learnable_sink = c.sink.view(); p.learnable_sink.strides[0] = 2)},
     {"sink shape",
      {"learnable_sink must have shape (H,)", "(3)"},
      SPOIL(p.learnable_sink = c.sink.view(); p.learnable_sink.sizes[0] = 3)},
@@ -172,6 +200,19 @@ const Violation kPacked[] = {
     {"max_seqlen_q small", {"max_seqlen_q must be at least", "3", "4 rows"}, SPOIL(p.max_seqlen_q = 3)},
     {"max_seqlen_k negative", {"max_seqlen_k must not be negative"}, SPOIL(p.max_seqlen_k = -1)},
     {"max_seqlen_q endless", {"max_seqlen_q must be below 2^31"}, SPOIL(p.max_seqlen_q = std::int64_t(1) << 31)},
+    {"seqused_k past max_seqlen_k",
+     {"max_seqlen_k must be at least", "got 5", "seqused_k[1] = 6"},
+     SPOIL(p.seqused_k = vector_of(&c.cu_q[1], DType::i32, 2); p.max_seqlen_k = 5)},
+    {"seqused_k stride",
+     {"seqused_k must be contiguous"},
+     SPOIL(p.seqused_k = vector_of(&c.cu_q[0], DType::i32, 2); p.seqused_k.strides[0] = 2)},
+    {"cache_batch_idx",
+     {"cache_batch_idx was given with cu_seqlens"},
+     SPOIL(p.cache_batch_idx = vector_of(&c.cu_q[0], DType::i32, 2))},
+    {"pages without slots", {"k must have pages of at least one slot"}, SPOIL(c.with_pages(0))},
+    {"block_table stride",
+     {"block_table must have a contiguous last"},
+     SPOIL(c.with_pages(5); p.block_table.strides = {1, 2})},
     {"no pages without memory",
      {"need 4 slots", "block_table has 0 pages of 16"},
      SPOIL(p.k.ndim = p.v.ndim = 4; p.k.sizes = {1, 16, 2, 8}; p.v.sizes = {1, 16, 2, 6}; p.k.strides[3] = 1;
@@ -211,6 +252,15 @@ const Violation kBackward[] = {
     {"dbias shape",
      {"dbias must have the shape of attn_bias, (2, 1, 3, 5)", "(1, 1, 3, 5)"},
      SPOIL(b.problem.attn_bias = c.bias.view(); b.dbias = c.dbias.view(); b.dbias.sizes[0] = 1)},
+    {"seqused_k", {"have no backward pass"}, SPOIL(b.problem.seqused_k = vector_of(&c.pages[0], DType::i32, 2))},
+    {"leftpad_k", {"have no backward pass"}, SPOIL(b.problem.leftpad_k = vector_of(&c.pages[0], DType::i32, 2))},
+    {"cache_batch_idx",
+     {"have no backward pass"},
+     SPOIL(b.problem.cache_batch_idx = vector_of(&c.pages[0], DType::i32, 2))},
+    {"block_table",
+     {"have no backward pass"},
+     SPOIL(b.problem.block_table = vector_of(&c.pages[0], DType::i32, 2); b.problem.block_table.ndim = 2;
+           b.problem.block_table.sizes = {2, 1}; b.problem.block_table.strides = {1, 1})},
     {"dsink dtype",
      {"dsink must have dtype float32", "float16"},
      SPOIL(b.problem.learnable_sink = c.sink.view(); b.dsink = c.dsink.view(); b.dsink.dtype = DType::f16)},
@@ -285,9 +335,48 @@ TEST(Validate, WindowsAreNormalised) {
   p.window_left = 7, p.window_right = -9;
   EXPECT_EQ(validate(p).window_left, -1);  // 7 >= Sk = 5
   EXPECT_EQ(validate(p).window_right, -1);
+  p.window_right = 5;
+  EXPECT_EQ(validate(p).window_right, -1);
+  p.window_right = 4;  // Hides keys where queries are more.
+  EXPECT_EQ(validate(p).window_right, 4);
   p.window_left = 2, p.window_right = 3, p.causal = true;
   EXPECT_EQ(validate(p).window_left, 2);
   EXPECT_EQ(validate(p).window_right, 0);
+}
+
+// One element is not followed by another.
+TEST(Validate, StridesOfOneElementAreOfNoMatter) {
+  TensorView t = vector_of(nullptr, DType::f32, 1);
+  t.strides[0] = 7;
+  EXPECT_NO_THROW(check_contiguous("t", t));
+  EXPECT_NO_THROW(check_last_stride("t", t));
+}
+
+TEST(Validate, ScalarsOfFp64HaveItsRange) {
+  Call call(false);
+  AttentionProblem& p = call.forward.problem;
+  p.q.dtype = p.k.dtype = p.v.dtype = DType::f64;
+  p.softmax_scale = 1e39, p.softcap = 1e-40;
+  EXPECT_NO_THROW(validate(p));
+}
+
+TEST(Validate, NegativeSoftcapsAreNone) {
+  Call call(false);
+  call.forward.problem.softcap = -2.0;
+  EXPECT_EQ(validate(call.forward).problem.softcap, 0.0);
+}
+
+TEST(Validate, MaxSeqlensAreUpperBounds) {
+  Call call(true);
+  AttentionProblem& p = call.forward.problem;
+  p.max_seqlen_q = std::numeric_limits<std::int32_t>::max();
+  EXPECT_EQ(validate(p).Sq, p.max_seqlen_q);
+  // Of the keys that are used, where fewer are than there is room for; whatever room pages have.
+  std::vector<std::int32_t> used{4, 5};
+  p.seqused_k = vector_of(used.data(), DType::i32, 2), p.max_seqlen_k = 5;
+  EXPECT_EQ(validate(p).Sk, 5);
+  call.with_pages(4);
+  EXPECT_EQ(validate(p).Sk, 5);
 }
 
 }  // namespace

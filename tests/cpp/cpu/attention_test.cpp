@@ -1,7 +1,10 @@
 // The CPU backend against double precision: every instruction set that this machine has, every dtype and feature.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "attention_reference.h"
 #include "choices.h"
@@ -68,7 +71,7 @@ struct Attention {
     f.lse = lse.view();
     attention_forward(f, executor);
   }
-  void backward(const Executor& executor) {
+  void backward(const Executor& executor, const TensorView& dlse = {}) {
     BackwardArgs b;
     b.problem = problem;
     b.dout = dout.view();
@@ -78,12 +81,14 @@ struct Attention {
     b.dk = dk.view();
     b.dv = dv.view();
     b.softmax_d = softmax_d.view();
+    b.dlse = dlse;
     attention_backward(b, executor);
   }
   void run(const Executor& executor) { forward(executor), backward(executor); }
-  Reference reference(const Case& c) const {
+  Reference reference(const Case& c, std::vector<char> keep = {}) const {
     Problem64 p{c.shape, c.features, problem.softmax_scale, slopes.empty() ? nullptr : &slopes,
                 make_dropout(c.features.dropout_p, rng[0], rng[1])};
+    p.keep = std::move(keep);
     return p.run(q, k, v, dout);
   }
 };
@@ -119,6 +124,16 @@ const Case kCases[] = {
     {"few_keys_in_a_window", {1, 2, 1, 700, 300, 64, 48}, with(false, 100, 40, 0, false, 0)},
     // Six for five threads. Heads share keys, or not every kernel would share the last one (BackwardPlan::shares_rest).
     {"one_unit_left_over", {2, 6, 3, 530, 530, 8, 8}, with(true, -1, -1, 0, false, 0)},
+    // Just too few keys, or too short, for tiles: of fp32, then of fp16.
+    {"one_key_short_of_tiles", {1, 2, 2, 70, 63, 32, 32}, {}},
+    {"one_key_short_of_tiles_of_fp16", {1, 2, 2, 70, 16, 32, 32}, {}},
+    {"too_short_for_tiles_of_fp16", {1, 2, 2, 70, 8, 32, 32}, {}},
+    // Backward meets few queries that see all keys alike in other ways than those of which one sees a key less.
+    {"few_queries_alike", {2, 6, 2, 5, 70, 24, 16}, {}},
+    {"few_queries_of_fewer_keys", {1, 4, 2, 5, 4, 16, 16}, {}},
+    {"few_queries_but_for_the_first_key", {1, 4, 2, 3, 70, 16, 16}, with(false, 68, -1, 0, false, 0)},
+    {"few_queries_but_for_the_last_key", {1, 2, 2, 3, 70, 16, 16}, with(false, -1, 1, 0, false, 0)},
+    {"few_queries_with_dropout", {1, 4, 2, 5, 70, 16, 16}, with(false, -1, -1, 0, false, 0.3)},
     {"few_queries", {1, 2, 1, 3, 900, 32, 32}, with(true, -1, -1, 0, false, 0)},
     {"rows_of_two_blocks", {1, 1, 1, 40, 400, 24, 24}, with(true, -1, -1, 0, false, 0)},
     {"no_keys", {1, 2, 2, 5, 0, 16, 16}, {}},
@@ -181,6 +196,34 @@ TEST(CpuFewRows, OfEveryCountMatchDoublePrecision) {
         expect_outputs(run, expected, dtype);
       }
     }
+}
+
+// As where results were merged: either infinity stands for a row that sees no key, whose LSE then has no gradient.
+TEST(CpuBackward, RowsOfAnInfiniteLseAreEmpty) {
+  const Choices restored;
+  for (const auto& [queries, Hk] : {std::pair<std::int64_t, std::int64_t>{3, 1}, {3, 2}, {70, 2}}) {
+    const Case c{"", {1, 2, Hk, queries, 80, 32, 32}, {}};
+    Tensor dlse({1, 2, queries}, DType::f32);
+    std::vector<char> keep(2 * queries * 80, 1);
+    for (std::int64_t n = 0; n < dlse.size(); ++n) dlse.set(n, n < 2 ? 1.0 : 0.0);
+    std::fill_n(keep.begin(), 2 * 80, char(0));  // The first two queries of the first head.
+    const Reference expected = Attention(c, DType::f32).reference(c, keep);
+    for (const std::string& isa : instruction_sets_that_differ(DType::f32)) {
+      SCOPED_TRACE(isa + ", " + std::to_string(queries) + " queries");
+      force_cpu_instruction_set(isa);
+      Attention run(c, DType::f32);
+      run.forward(default_executor(1));
+      for (std::int64_t i = 0; i < 2; ++i) {
+        run.lse.set(i, i == 0 ? HUGE_VAL : -HUGE_VAL);
+        for (std::int64_t d = 0; d < 32; ++d) run.out.set(i * 2 * 32 + d, 0.0);
+      }
+      run.backward(default_executor(1), dlse.view());
+      EXPECT_LE(relative_error(run.dq, expected.dq), tolerance(DType::f32));
+      EXPECT_LE(relative_error(run.dk, expected.dk), tolerance(DType::f32));
+      EXPECT_LE(relative_error(run.dv, expected.dv), tolerance(DType::f32));
+      for (std::int64_t i = 0; i < 2; ++i) EXPECT_EQ(run.softmax_d.get(i), 0.0);
+    }
+  }
 }
 
 TEST(CpuExplanation, SaysWhereQueriesAre) {

@@ -167,7 +167,7 @@ TEST(Rotary, StridedTensorsAndTablesAreRotatedWhereTheyLie) {
   c.half = 8;
   Rotation whole(c), r(c);
   apply_rotary(whole.args, default_executor(1));
-  // x as a part of a tensor whose heads lie before its rows, and tables as columns of a wider one.
+  // x as a part of a tensor whose heads lie before its rows, and a table as columns of a wider one.
   Tensor heads({B, H, S, D + 3}, DType::f32), wide({kPositions, 2 * c.half}, DType::f32);
   const std::vector<char> poison = heads.bytes();
   TensorView view = heads.view();
@@ -177,20 +177,48 @@ TEST(Rotary, StridedTensorsAndTablesAreRotatedWhereTheyLie) {
     return ((n / D / H / S * H + n / D % H) * S + n / D / H % S) * (D + 3) + n % D;
   };
   for (std::int64_t n = 0; n < r.x.size(); ++n) heads.set(at(n), r.before[n]);
-  for (std::int64_t n = 0; n < kPositions * c.half; ++n) {
-    wide.set(n / c.half * 2 * c.half + n % c.half, r.cos.get(n));
-    wide.set(n / c.half * 2 * c.half + c.half + n % c.half, r.sin.get(n));
-  }
-  r.args.x = r.args.out = view;
-  r.args.cos = r.args.sin = wide.view();
-  r.args.sin.data = static_cast<float*>(r.args.sin.data) + c.half;
-  r.args.cos.sizes[1] = r.args.sin.sizes[1] = c.half;
+  for (std::int64_t n = 0; n < kPositions * c.half; ++n) wide.set(n / c.half * 2 * c.half + n % c.half, r.cos.get(n));
+  r.args.x = view;
+  r.args.cos = wide.view(), r.args.cos.sizes[1] = c.half;
+  apply_rotary(r.args, default_executor(2));
+  EXPECT_EQ(r.out.bytes(), whole.out.bytes());
+  r.args.out = view;
   apply_rotary(r.args, default_executor(2));
   for (std::int64_t n = 0; n < r.x.size(); ++n) ASSERT_EQ(heads.get(at(n)), whole.out.get(n));
   for (std::int64_t n = 0; n < heads.size(); ++n)
     if (n % (D + 3) >= D) {
       ASSERT_EQ(std::memcmp(&heads.bytes()[4 * n], &poison[4 * n], 4), 0);
     }
+}
+
+// A dimension of one element has no stride: in place, x and out may say what they like.
+TEST(Rotary, StridesOfOneElementAreOfNoMatter) {
+  Case c;
+  c.in_place = true;
+  Rotation whole(c), r(c);
+  for (TensorView* t : {&whole.args.x, &whole.args.out, &r.args.x, &r.args.out}) t->sizes[0] = 1;
+  r.args.out.strides[0] = 7;
+  apply_rotary(whole.args, default_executor(1));
+  apply_rotary(r.args, default_executor(1));
+  EXPECT_EQ(r.x.bytes(), whole.x.bytes());
+}
+
+// Whichever rows a task begins with: packed sequences of one row each are a batch of them.
+TEST(Rotary, TasksBeginWithAnyRowOfASequence) {
+  Case c;
+  Rotation dense(c);
+  c.packed = true;
+  Rotation packed(c);
+  std::vector<std::int32_t> cu_seqlens{0};
+  std::vector<std::int64_t> offsets;
+  for (std::int32_t n = 0; n < B * S; ++n) cu_seqlens.push_back(n + 1), offsets.push_back(n * 7 % kPositions);
+  packed.args.cu_seqlens = vector_of(cu_seqlens), packed.args.max_seqlen = 1;
+  for (TensorView* t : {&dense.args.x, &dense.args.out}) t->sizes = {B * S, 1, H, D}, t->strides = {H * D, H * D, D, 1};
+  for (Rotation* r : {&packed, &dense}) {
+    r->args.offsets = vector_of(offsets);
+    apply_rotary(r->args, default_executor(2));
+  }
+  EXPECT_EQ(packed.out.bytes(), dense.out.bytes());
 }
 
 TEST(Rotary, DoesNotDependOnThreads) {
@@ -227,11 +255,14 @@ TEST(Rotary, BadCallsWriteNothing) {
       {"x must have a contiguous last dimension", false, [](Rotation& r) { r.args.x.strides[3] = 2; }},
       {"out is missing", false, [](Rotation& r) { r.args.out = {}; }},
       {"out must have dtype float32", false, [](Rotation& r) { r.args.out.dtype = DType::f64; }},
+      {"out must have a contiguous last dimension", false, [](Rotation& r) { r.args.out.strides[3] = 2; }},
       {"out must have the shape of x", false, [](Rotation& r) { r.args.out.sizes[0] = 1; }},
       {"stride 0 in dimension 2", false, [](Rotation& r) { r.args.out.strides[2] = 0; }},
       {"out is at the address of x", false, [](Rotation& r) { r.args.out = r.args.x, r.args.out.strides[0] += 2; }},
       {"cos must have shape", false, [](Rotation& r) { r.args.cos = {}; }},
       {"sin must have shape", false, [](Rotation& r) { r.args.sin.sizes[1] = 3; }},
+      {"sin must have shape", false, [](Rotation& r) { r.args.sin.sizes[0] = 3; }},
+      {"sin must have a contiguous last dimension", false, [](Rotation& r) { r.args.sin.strides[1] = 2; }},
       {"cos must be float16", false, [](Rotation& r) { r.args.cos.dtype = DType::i64; }},
       {"got rotary_dim = 152", false, [](Rotation& r) { r.args.cos.sizes[1] = r.args.sin.sizes[1] = 76; }},
       {"offset must be at least 0", false, [](Rotation& r) { r.args.offset = -1; }},
@@ -248,6 +279,8 @@ TEST(Rotary, BadCallsWriteNothing) {
       {"cu_seqlens must have shape", true, [](Rotation& r) { r.args.cu_seqlens.sizes[0] = 1; }},
       {"cu_seqlens must be contiguous", true, [](Rotation& r) { r.args.cu_seqlens.strides[0] = 2; }},
       {"offsets must have shape (B,) = (3)", false, [](Rotation& r) { r.args.offsets = vector_of(r.cu_seqlens); }},
+      {"offsets must have one dimension", false,
+       [](Rotation& r) { r.args.offsets = vector_of(r.cu_seqlens), r.args.offsets.ndim = 2; }},
       {"does not support apply_rotary", false, [](Rotation& r) { r.args.x.device = Device::gpu; }},
   };
   for (const auto& [says, packed, spoil] : bad) {

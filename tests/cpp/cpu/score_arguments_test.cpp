@@ -84,7 +84,10 @@ struct Attention {
       for (std::int64_t n = 0; n < bias.size(); n += 3) bias.set(n, -kInfinity);
       if (c.bias[2] > 1) mask_rows_by_bias(table);
     }
-    if (c.sink) sink = random({s.H}, table), dsink = Tensor({s.H}, table);
+    if (c.sink) {
+      sink = random({s.H}, table), dsink = Tensor({s.H}, table);
+      sink.set(1, -kInfinity);  // A head without one.
+    }
     std::uniform_int_distribution<std::int32_t> key(-20, static_cast<std::int32_t>(s.Sk) + 20);
     for (std::int64_t n = 0; n < count(c.mask) && !c.mask.empty(); ++n) mask.push_back(generator() % 3 != 0 ? 5 : 0);
     for (std::int64_t n = 0; n < count(c.begin) && !c.begin.empty(); ++n) begin.push_back(key(generator) / 2);

@@ -45,7 +45,36 @@ struct Packed {
   }
 };
 
-TEST(CpuVarlen, EqualsDensePerSequence) {
+// Slopes of sequences and heads, and bounds of heads and rows.
+struct Tables {
+  std::vector<float> slopes;
+  std::vector<std::int32_t> end;
+  std::int64_t rows;
+  Tables(std::int64_t sequences, std::int64_t Tq) : rows(Tq) {
+    for (std::int64_t n = 0; n < sequences * H; ++n) slopes.push_back(0.01f * float(n + 1));
+    for (std::int64_t n = 0; n < H * Tq; ++n) end.push_back(std::int32_t(n * 7 % 400));
+  }
+  void put_into(AttentionProblem& p) {
+    p.alibi_slopes.data = slopes.data();
+    p.alibi_slopes.ndim = 2, p.alibi_slopes.sizes = {std::int64_t(slopes.size()) / H, H},
+    p.alibi_slopes.strides = {H, 1};
+    p.key_end.data = end.data(), p.key_end.dtype = DType::i32;
+    p.key_end.ndim = 2, p.key_end.sizes = {H, rows}, p.key_end.strides = {rows, 1};
+  }
+  // Those of sequence s with n rows from `first` on.
+  void put_into(AttentionProblem& p, std::size_t s, std::int64_t first, std::int64_t n) {
+    put_into(p);
+    p.alibi_slopes.data = slopes.data() + s * H, p.alibi_slopes.sizes[0] = 1;
+    p.key_end.data = end.data() + first;
+    p.key_end.ndim = 3, p.key_end.sizes = {1, H, n}, p.key_end.strides = {0, rows, 1};
+  }
+};
+
+class CpuVarlen : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Tables, CpuVarlen, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "given" : "none"; });
+
+TEST_P(CpuVarlen, EqualsDensePerSequence) {
   const Choices restored;
   cpu::suppose_core(cpu::Core::zen5);  // Queries of the last sequence fill them (cpu/lanes.h), those of others do not.
   // Empty on either side, Sq > Sk, one row, and rows after the last sequence (3 queries, 4 keys).
@@ -58,6 +87,8 @@ TEST(CpuVarlen, EqualsDensePerSequence) {
   f.problem.max_seqlen_q = 1000, f.problem.max_seqlen_k = 1000;
   f.problem.softmax_scale = 0.2;
   f.problem.causal = true;
+  Tables tables(6, Tq);
+  if (GetParam()) tables.put_into(f.problem);
   f.out = packed.out.view(), f.lse = packed.lse.view();
   BackwardArgs b;
   b.problem = f.problem;
@@ -75,6 +106,7 @@ TEST(CpuVarlen, EqualsDensePerSequence) {
     one.problem.v = rows_of(dense.v, k0, Sk);
     one.problem.softmax_scale = 0.2;
     one.problem.causal = true;
+    if (GetParam()) tables.put_into(one.problem, s, q0, Sq);
     one.out = rows_of(dense.out, q0, Sq), one.lse = lse.view();
     BackwardArgs back;
     back.problem = one.problem;
