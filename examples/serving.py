@@ -43,7 +43,8 @@ def next_token(logits, request, position):
     """
     if request.temperature == 0:
         return logits.argmax().item()
-    generator = torch.Generator().manual_seed((request.seed << 32) + position)
+    # The CPU's generator takes the low 32 bits of the number alone: the seed must not lie above them.
+    generator = torch.Generator().manual_seed(request.seed * 1_000_003 + position)
     noise = -torch.empty(VOCABULARY, dtype=torch.float64).exponential_(generator=generator).log()
     return (logits.double() / request.temperature + noise).argmax().item()
 

@@ -50,6 +50,16 @@ def test_disable_restores_everything():
     test_without_it_transformers_refuses()
 
 
+def test_the_cpu_joins_the_devices():
+    devices = state()[1]["supported_devices"]
+    integration.enable()
+    available, entry, _ = state()
+    assert available() and entry["general_availability_check"]()
+    assert entry["supported_devices"][:-1] == devices
+    usable, name = entry["supported_devices"][-1]
+    assert usable() and name == "cpu"
+
+
 def test_enabling_twice_is_enabling_once():
     before = state()
     integration.enable()
@@ -96,6 +106,14 @@ def with_list_of_names(utils):
     return {2: {**utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], "supported_devices": ["cuda"]}}
 
 
+def with_names_alone(utils):
+    return {2: {**utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], "supported_devices": (("cuda",),)}}
+
+
+def returning(*functions):
+    return lambda utils: lambda name: functions
+
+
 @pytest.mark.parametrize(
     "name, value, words",
     [
@@ -105,7 +123,9 @@ def with_list_of_names(utils):
         ("FLASH_ATTENTION_COMPATIBILITY_MATRIX", lambda utils: {3: {}}, "with an entry 2"),
         ("FLASH_ATTENTION_COMPATIBILITY_MATRIX", without_checks, "no function general_availability_check"),
         ("FLASH_ATTENTION_COMPATIBILITY_MATRIX", with_list_of_names, "no tuple supported_devices"),
-        ("_lazy_imports", lambda utils: lambda name: (torch.add,) * 5, "does not return flash_attn's functions"),
+        ("FLASH_ATTENTION_COMPATIBILITY_MATRIX", with_names_alone, "no tuple supported_devices of pairs"),
+        ("_lazy_imports", returning(flash_attn.flash_attn_func, torch.add), "does not return flash_attn's functions"),
+        ("_lazy_imports", returning(torch.add, flash_attn.flash_attn_varlen_func), "does not return flash_attn's"),
         ("_lazy_imports", lambda utils: lambda: None, "raised TypeError"),
     ],
 )

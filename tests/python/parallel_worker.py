@@ -139,6 +139,12 @@ def collectives(save):
         if handle is not None:
             handle.wait()
         save(f"own result of {name}", at_once, later)
+    try:
+        distributed.reduce_scatter_raw(torch.zeros(4 * dist.get_world_size() + 1, 3), dist.group.WORLD)
+        refused = False
+    except AssertionError as error:
+        refused = "cannot share equally" in str(error)
+    save("own refusal of rows that do not divide", torch.tensor(True), torch.tensor(refused))
 
 
 def recomputed_products(save):
@@ -208,9 +214,18 @@ def shared_parameters(save):
         p.grad = torch.full_like(p, rank + 1.0)
     model.unused = torch.nn.Parameter(torch.zeros(3))  # has no gradient
     model.unused._sequence_parallel = True
+    allreduce_sequence_parallel_grad(torch.nn.Linear(2, 2), dist.group.WORLD)  # has none that is marked
     allreduce_sequence_parallel_grad(model, dist.group.WORLD)
     save("summed gradient", torch.full((2, 3), sum(range(1, world_size + 1)) * 1.0), model.weight.grad)
     save("own gradient", torch.full((2,), rank + 1.0), model.bias.grad)
+    model = torch.nn.Module()
+    for name in ("first", "second")[:: -1 if rank else 1]:  # ranks need not make them in one order
+        model.register_parameter(name, torch.nn.Parameter(torch.zeros(3)))
+    for p, value in ((model.first, 1.0), (model.second, 10.0)):
+        p._sequence_parallel, p.grad = True, torch.full_like(p, value)
+    allreduce_sequence_parallel_grad(model, dist.group.WORLD)
+    for name, value in (("first", 1.0), ("second", 10.0)):
+        save(f"summed gradient of {name}", torch.full((3,), world_size * value), getattr(model, name).grad)
 
 
 def main(folder, rank, world_size):

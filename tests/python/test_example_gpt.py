@@ -66,6 +66,13 @@ def test_trigram_probabilities_sum_to_one(gpt_data):
         assert sum(probabilities) == pytest.approx(1.0, abs=1e-9)
 
 
+def test_trigram_backs_off_where_that_predicts_unseen_text_best(gpt_data):
+    """In the last tenth B is followed as often by x as by y, but after the other letter before it."""
+    text = b".ABx.CBy" * 900 + b".ABy.CBx" * 100
+    trigram = gpt_data.Trigram(torch.tensor(list(text)))
+    assert (trigram.k2, trigram.k3) == (min(trigram.STRENGTHS), max(trigram.STRENGTHS))
+
+
 def test_trigram_predicts_the_bytes_that_the_model_predicts(gpt_data):
     text = gpt_data.Text(bytes(range(256)) * 40, seq_len=32)
     for tokens in (1, 100, 10**6):
@@ -82,11 +89,36 @@ def test_batches_depend_on_seed_and_step_alone(gpt_data):
     assert torch.equal(text.batch(4, 7, 3), text.batch(4, 7, 3))
     assert not torch.equal(text.batch(4, 7, 3), text.batch(4, 7, 4))
     assert not torch.equal(text.batch(4, 7, 3), text.batch(4, 8, 3))
+    assert not torch.equal(text.batch(4, 7, 4), text.batch(4, 8, 3))  # another seed is no later start
 
 
 def test_text_too_short_says_so(gpt_data):
     with pytest.raises(SystemExit, match="--seq-len 64 needs at least"):
         gpt_data.Text(b"too short", seq_len=64)
+
+
+def test_learning_rate_rises_and_falls(gpt_data):
+    from gpt_training import learning_rate
+
+    rates = [learning_rate(step, 100, 2.0) for step in range(101)]
+    assert rates[:10] == pytest.approx([0.2 * n for n in range(1, 11)])
+    assert rates[10] == 2.0 and rates[55] == pytest.approx(1.05) and rates[100] == pytest.approx(0.1)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert learning_rate(0, 1, 2.0) == 2.0
+
+
+def test_promises_are_kept_up_to_their_limits(gpt_data):
+    from train_gpt import check_promises
+
+    def kept(flash, plain, trigram=2.0, first=(5.0, 5.0)):
+        pairs = zip(("flash", "plain"), (flash, plain), first)
+        reports = {name: {"held_out_loss": loss, "first_loss_fp32": one} for name, loss, one in pairs}
+        return [promise[-1] for promise in check_promises(reports, trigram)]
+
+    assert kept(1.5, 1.515) == kept(1.515, 1.5) == [True] * 4
+    assert kept(1.5, 1.525) == kept(1.525, 1.5) == [True, True, False, True]
+    assert kept(1.5, 1.5, first=(5.0, 5.0001)) == kept(1.5, 1.5, first=(5.0001, 5.0)) == [True, True, True, False]
+    assert kept(1.5, 1.51, trigram=1.51) == [True, False, True, True]
 
 
 @pytest.mark.second_torch

@@ -5,10 +5,12 @@ Most tests serve a random model in fp64, where rounding cannot turn one byte int
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,9 +62,12 @@ def make_server(pages=64, page_size=4, max_batch=4, chunk=8, share=True):
 def serve(server, requests=REQUESTS):
     sequences = [server.submit(request) for request in requests]
     while server:
-        before = server.figures.computed_tokens
+        before, running = dataclasses.replace(server.figures), len(server.running)
         server.step()
-        assert server.figures.computed_tokens > before, "a step without progress"
+        assert server.figures.computed_tokens > before.computed_tokens, "a step without progress"
+        assert len(server.running) <= server.max_batch
+        preempted = server.figures.preemptions - before.preemptions
+        assert not preempted or len(server.running) <= running - preempted, "a step without room started one"
         assert server.pool.used == len({page for s in server.running for page in s.pages})
     check_pool(server.pool, [])
     return [s.generated for s in sequences]
@@ -99,6 +104,8 @@ def test_too_few_pages_cost_time_but_no_byte(alone, page_size, share):
     assert server.figures.peak_pages_used <= server.pool.pages
     if not share:
         assert server.figures.recomputed_tokens > 0
+        once = sum(len(r.prompt) + r.new_tokens - 1 for r in REQUESTS)
+        assert server.figures.computed_tokens - server.figures.recomputed_tokens == once
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -117,6 +124,11 @@ def test_any_setting_gives_the_same_bytes(alone, data):
     assert serve(server, [REQUESTS[n] for n in chosen]) == [alone[n] for n in chosen]
 
 
+def test_one_prompt_may_fill_the_pool():
+    request = serving.Request(b"12345678", 1)  # the last token needs no slot
+    assert serve(make_server(pages=2), [request]) == [serving.generate_alone(make_model(), request)]
+
+
 def test_requests_that_begin_alike_hold_the_same_pages():
     server = make_server(chunk=64)
     server.submit(REQUESTS[0])
@@ -129,6 +141,24 @@ def test_requests_that_begin_alike_hold_the_same_pages():
     assert not set(first.pages[full:]) & set(second.pages[full:])
     assert server.pool.shared == full
     assert server.figures.mixed_steps == 1
+
+
+def test_sequences_that_generate_take_no_room_from_prompts():
+    server = make_server(chunk=8)
+    server.submit(REQUESTS[2])  # one byte: its row is a prompt's at first
+    server.submit(REQUESTS[0])
+    server.step()
+    assert server.figures.computed_tokens == 8 and server.figures.mixed_steps == 0
+    server.step()
+    assert server.figures.computed_tokens == 8 + 1 + 8 and server.figures.mixed_steps == 1
+
+
+def test_the_end_of_a_prefix_is_given_up_first():
+    server = make_server(pages=6)
+    serve(server, [REQUESTS[4]])  # 16 bytes and 4 more, in 5 pages
+    for _ in range(2):
+        server.pool.take()  # the page that was never used, and one of the five
+    assert len(server.pool.hold_prefix(REQUESTS[4].prompt)) == 4
 
 
 def test_a_released_prefix_is_found_again():
@@ -151,6 +181,14 @@ def test_samples_follow_the_softmax():
     request = serving.Request(b"x", 1, temperature=2.0, seed=5)
     drawn = torch.tensor([serving.next_token(logits, request, n) for n in range(4000)]).bincount(minlength=256) / 4000
     torch.testing.assert_close(drawn, (logits / 2).softmax(0), atol=0.03, rtol=0)
+
+
+def test_no_two_seeds_sample_alike():
+    def sample(seed, start):
+        request = serving.Request(b"x", 1, temperature=1.0, seed=seed)
+        return [serving.next_token(torch.zeros(256), request, start + n) for n in range(20)]
+
+    assert sample(3, 1) == sample(3, 1) and sample(3, 1) not in (sample(4, 1), sample(4, 0), sample(3, 2))
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -270,6 +308,27 @@ def test_script_trains_a_model_where_there_is_none(tmp_path, data):
     printed = run(tmp_path, *arguments)
     assert "training" not in printed
     assert "Request 1:\nclass A" in printed and "kept: 2 of 2" in printed
+
+
+def test_equal_prompts_may_have_different_answers():
+    import serve_paged
+
+    requests = serve_paged.make_requests(serve_paged.parse_arguments(["--prompt=a", "--prompt=a", "--seed=3"]))
+    first, second = (serving.generate_alone(make_model(), request) for request in requests)
+    assert first != second
+
+
+def test_a_checkpoint_without_figures_is_of_an_interrupted_run(tmp_path, monkeypatch):
+    import serve_paged
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(serve_paged.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0))  # the training
+    serve_paged.TRAINED.parent.mkdir()
+    serve_paged.TRAINED.touch()
+    args = serve_paged.parse_arguments([])
+    assert serve_paged.find_checkpoint(args) == serve_paged.SHORT
+    serve_paged.TRAINED.with_suffix(".json").touch()
+    assert serve_paged.find_checkpoint(args) == serve_paged.TRAINED
 
 
 def test_script_fails_if_a_byte_differs(tmp_path, data, checkpoint, monkeypatch, capsys):

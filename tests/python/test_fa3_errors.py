@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flash_attn_interface as fa3
-from flash_attn import _attention
+from flash_attn import _attention, _kvcache
 
 pytestmark = pytest.mark.second_torch
 H, HK, D = 4, 2, 16
@@ -111,20 +111,20 @@ def test_packed_projections_take_every_argument():
     with pytest.raises(RuntimeError, match="sm_margin"):
         fa3.flash_attn_qkvpacked_func(qkv, sm_margin=-1)
     assert torch.equal(fa3.flash_attn_qkvpacked_func(qkv, num_heads_q=H), plain)
-    for wrong, heads in ((qkv, H + 1), (qkv.flatten(2, 3), 0), (qkv.flatten(2, 3), -2)):
+    for wrong, heads in ((qkv, H + 1), (qkv, 0), (qkv.flatten(2, 3), 0), (qkv.flatten(2, 3), -2)):
         with pytest.raises(RuntimeError, match=f"num_heads_q is {heads}"):
             fa3.flash_attn_qkvpacked_func(wrong, num_heads_q=heads)
 
 
-@pytest.mark.parametrize("leaf", range(4), ids=["q", "k", "v", "qv"])
-def test_one_gradient_alone_beside_used_keys(leaf):
+@pytest.mark.parametrize("leaf, with_qv", [*((leaf, True) for leaf in range(4)), *((leaf, False) for leaf in range(3))])
+def test_one_gradient_alone_beside_used_keys(leaf, with_qv):
     tensors = [torch.randn(8, *shape) for shape in ((H, D), (HK, D), (HK, D), (H, D))]
 
     def gradient(leaves):
         given = [x.clone().requires_grad_(n in leaves) for n, x in enumerate(tensors)]
         q, k, v, qv = given
-        used = {"seqused_q": int32(4, 1), "seqused_k": int32(2, 3)}
-        out = fa3.flash_attn_varlen_func(q, k, v, int32(0, 4, 8), int32(0, 4, 8), 4, 4, **used, qv=qv)
+        used = {"seqused_q": int32(4, 1), "seqused_k": int32(2, 3), "qv": qv if with_qv else None}
+        out = fa3.flash_attn_varlen_func(q, k, v, int32(0, 4, 8), int32(0, 4, 8), 4, 4, **used)
         return torch.autograd.grad(out.square().sum(), given[leaf])[0]
 
     torch.testing.assert_close(gradient([leaf]), gradient(range(4)))
@@ -155,16 +155,37 @@ def test_deterministic_is_passed_on(monkeypatch):
     assert given == [True] * 3 + [False] * 3
 
 
+def test_num_splits_is_passed_on(monkeypatch):
+    """As far as the operators take it: FlashAttention-3 allows 256 parts."""
+    given = []
+
+    def noted(function, *tensors, **options):
+        given.append(options["num_splits"])
+        return function(*tensors, **options)
+
+    for module, name in ((_attention, "flash_attn_varlen_func"), (_kvcache, "flash_attn_with_kvcache")):
+        monkeypatch.setattr(module, name, partial(noted, getattr(module, name)))
+    x = torch.ones(2, 2, 2, 16)
+    for num_splits in (3, 256):
+        packed(x[0], x[0], x[0], num_splits=num_splits)
+        for chunk in (0, 2):
+            fa3.flash_attn_with_kvcache(x, x, x, num_splits=num_splits, attention_chunk=chunk)
+    assert given == [3] * 3 + [128] * 3
+
+
 def test_combine_without_parts_and_without_gradient():
     out, lse = torch.randn(2, 1, 3, H, D, requires_grad=True), torch.randn(2, 1, 3, H, requires_grad=True)
     assert not any(x.requires_grad for x in fa3.flash_attn_combine(out, lse))
-    with pytest.raises(RuntimeError, match="out_partial"):
-        fa3.flash_attn_combine(out[:0], lse[:0])
+    for splits in (0, 257):
+        with pytest.raises(RuntimeError, match="1 to 256 splits"):
+            fa3.flash_attn_combine(out[:1].expand(splits, *out.shape[1:]), lse[:1].expand(splits, *lse.shape[1:]))
     with pytest.raises(RuntimeError, match="out is"):
         fa3.flash_attn_combine(out, lse, torch.empty(1, 3, H, D, dtype=torch.float64))
 
 
 ROTARY = dict.fromkeys(("rotary_cos", "rotary_sin"), torch.ones(9, 4))
+NO_NEW = dict.fromkeys(("k", "v"))
+RAGGED_NEW = dict.fromkeys(("k", "v"), torch.zeros(4, HK, D))
 
 
 @pytest.mark.parametrize(
@@ -176,6 +197,16 @@ ROTARY = dict.fromkeys(("rotary_cos", "rotary_sin"), torch.ones(9, 4))
         ({"v": torch.zeros(2, 2, 1, D)}, "v is .*v_cache"),
         ({"rotary_seqlens": int32(0, -1), **ROTARY}, "rotary_cos has 9 positions"),
         ({"rotary_seqlens": int32(8, 0), **ROTARY}, "rotary_cos has 9 positions"),
+        (dict.fromkeys(ROTARY, torch.ones(9, 4, 1)), "rotary_cos is .*positions,R/2"),
+        ({**NO_NEW, **ROTARY}, "rotary_cos, rotary_sin, k and v come together"),
+        ({**NO_NEW, "cache_seqlens": int32(-1, 3)}, "cache_seqlens is"),
+        ({"cache_seqlens": torch.tensor([3, 3])}, "cache_seqlens is torch.int64"),
+        ({"cache_batch_idx": int32(-1, 0)}, "new keys go to pages"),
+        ({"page_table": int32(0, 1, 2)[:, None], "cache_batch_idx": None}, "page_table is .*B = 2"),
+        ({**RAGGED_NEW, "cu_seqlens_k_new": int32(1, 2, 4)}, "cu_seqlens of k is"),
+        ({**RAGGED_NEW, "cu_seqlens_k_new": int32(0, 5, 4)}, "cu_seqlens of k is"),
+        ({**RAGGED_NEW, "cu_seqlens_k_new": int32(0, 2, 3)}, "cu_seqlens of k is"),
+        ({**RAGGED_NEW, "cu_seqlens_k_new": int32(0, 2, 4)[None]}, "cu_seqlens of k is"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -199,16 +230,31 @@ def test_a_cache_gives_no_gradient_and_may_have_no_slots():
     assert not out.any() and (lse == math.inf).all()
 
 
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_lse_of_rows_over_an_empty_part_of_a_cache(chunk):
+    q, cache = torch.randn(2, 2, H, D), torch.randn(2, 8, HK, D)
+    call = {"cache_seqlens": int32(0, 3), "attention_chunk": chunk, "return_softmax_lse": True}
+    out, lse, *_ = fa3.flash_attn_with_kvcache(q, cache, cache, **call)
+    assert (lse[0] == -math.inf).all() and not out[0].any() and lse[1].isfinite().all()
+
+
 def test_metadata_checks_the_call():
+    call = dict(batch_size=2, max_seqlen_q=5, max_seqlen_k=8, num_heads_q=H, num_heads_kv=HK, headdim=D)
+    call["cache_seqlens"] = int32(8, 7)
     for wrong, error in (
+        ({"num_heads_q": 0}, RuntimeError),
+        ({"num_heads_kv": 0}, RuntimeError),
+        ({"num_heads_kv": -2}, RuntimeError),
         ({"headdim_v": 577}, RuntimeError),
         ({"headdim_v": 0}, RuntimeError),
         ({"page_size": 0}, RuntimeError),
         ({"max_seqlen_k_new": -1}, RuntimeError),
         ({"attention_chunk": -1}, RuntimeError),
+        ({"num_splits": 257}, RuntimeError),
         ({"window_size": (1,)}, ValueError),
         ({"cu_seqlens_q": int32(0, 1)}, RuntimeError),
+        ({"cu_seqlens_k_new": int32(0, 1)}, RuntimeError),
         ({"cache_leftpad": int32(0)}, RuntimeError),
     ):
         with pytest.raises(error, match=next(iter(wrong))):
-            fa3.get_scheduler_metadata(2, 5, 8, H, HK, D, int32(8, 7), **wrong)
+            fa3.get_scheduler_metadata(**{**call, **wrong})

@@ -143,6 +143,9 @@ def test_lse_of_empty_rows_and_of_calls_without_keys():
     assert (lse[:, :, :2] == -math.inf).all() and lse[:, :, 2:].isfinite().all() and (out[:, :2] == 0).all()
     _, lse = fa3.flash_attn_func(q, k[:, :0], v[:, :0], return_attn_probs=True)
     assert (lse == math.inf).all()
+    no_keys = (q[0], k[0, :0], v[0, :0], int32(0, 4), int32(0, 0), 4, 0)
+    _, lse = fa3.flash_attn_varlen_func(*no_keys, return_attn_probs=True)
+    assert (lse == math.inf).all()
 
 
 def test_packed_projections():
@@ -264,6 +267,17 @@ def test_kvcache(option, storage, case):
     assert {tuple(x) for x in (k_cache != old_k).flatten(2).any(-1).nonzero().tolist()} == appended
 
 
+def test_packed_new_keys_of_equal_lengths_are_those_that_come_in_rows():
+    q, k, v = (torch.randn(2, 3, heads, D) for heads in (H, HK, HK))
+    packed = {"k": k.flatten(0, 1), "v": v.flatten(0, 1), "cu_seqlens_k_new": int32(0, 3, 6)}
+    results = []
+    for new in ({"k": k, "v": v}, packed):
+        caches = torch.ones(2, 12, HK, D), torch.ones(2, 12, HK, D)
+        results.append((fa3.flash_attn_with_kvcache(q, *caches, **new, cache_seqlens=int32(4, 6)), *caches))
+    for one, other in zip(*results):
+        close(one, other, 1e-5)
+
+
 @pytest.mark.parametrize("window", [(-1, -1), (12, 12), (3, -1)], ids=str)
 def test_both_ways_to_a_cache_rotate_alike(window):
     """rotary_seqlens equal to cache_seqlens takes the way over packed batches, and must change nothing."""
@@ -323,8 +337,9 @@ def test_combine_joins_parts_of_the_keys(out_dtype):
     assert out.dtype == (out_dtype or torch.float32) and lse.dtype == torch.float32 and lse.stride(1) == 1
     close(out, whole, {torch.float16: 1e-3, torch.bfloat16: 8e-3}.get(out_dtype, 1e-5))
     close(lse, whole_lse.transpose(1, 2), 1e-5)
-    own = torch.empty_like(out)
-    assert fa3.flash_attn_combine(outs, lses, out=own)[0] is own and torch.equal(own, out)
+    for given in ({}, {"out_dtype": out.dtype}):
+        own = torch.empty_like(out)
+        assert fa3.flash_attn_combine(outs, lses, out=own, **given)[0] is own and torch.equal(own, out)
 
 
 def test_combine_names_what_is_wrong():

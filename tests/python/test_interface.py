@@ -285,3 +285,10 @@ def test_fakes_have_the_shapes_of_results(name, dropout_p, return_softmax):
     for a, b in pairs:
         assert (a.shape, a.dtype, a.stride(), a.device) == (b.shape, b.dtype, b.stride(), b.device)
         assert not a.is_inference()
+
+
+def test_fakes_take_what_their_functions_take():
+    packed = (*varlen(), 0.3, 0.5, True)
+    *_, s_dmask, _ = interface._flash_attn_varlen_forward_fake(*packed, return_softmax=True)  # after defaults
+    assert s_dmask.shape == interface._flash_attn_varlen_forward(*packed, return_softmax=True)[2].shape != (0,)
+    assert interface._flash_attn_varlen_forward_fake.__name__ == "_flash_attn_varlen_forward_fake"

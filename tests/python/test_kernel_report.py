@@ -86,7 +86,15 @@ def test_reads_metadata_and_the_cheap_path_of_the_main_loop(compiled):
 
 @pytest.mark.parametrize(
     "vgpr, lds, threads, waves",
-    [(128, 0, 256, 4), (129, 0, 256, 3), (64, 0, 256, 8), (64, 65536, 256, 1), (64, 32768, 512, 4), (512, 0, 256, 1)],
+    [
+        (128, 0, 256, 4),
+        (129, 0, 256, 3),
+        (64, 0, 256, 8),
+        (64, 65536, 256, 1),
+        (64, 65536, 64, 1),
+        (64, 32768, 512, 4),
+        (512, 0, 256, 1),
+    ],
 )
 def test_occupancy_of_cdna(vgpr, lds, threads, waves):
     assert kernel_report.occupancy(changed(vgpr=vgpr, lds=lds, threads=threads), "cdna") == waves
@@ -144,6 +152,13 @@ def test_check_fails_on_the_command_line(compiled, monkeypatch, capsys):
     monkeypatch.setattr(kernel_report, "COMMITTED", compiled / "committed.json")
     assert kernel_report.main() == 1
     assert "5 spilled registers" in capsys.readouterr().err
+
+
+def test_update_commits_what_was_compiled(compiled, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["kernel_report.py", "--update", str(compiled)])
+    monkeypatch.setattr(kernel_report, "COMMITTED", compiled / "committed.json")
+    assert kernel_report.main() == 0
+    assert json.loads(kernel_report.COMMITTED.read_text()) == kernel_report.report(compiled)
 
 
 def answer(busy):

@@ -158,3 +158,6 @@ def test_inference_params():
     params.reset(20, 3)
     assert (params.max_seqlen, params.max_batch_size, params.seqlen_offset) == (20, 3, 0)
     assert params.lengths_per_sample.tolist() == [0, 0] and params.key_value_memory_dict == {0: "cache"}
+    params.lengths_per_sample = None
+    params.reset(30, 4)
+    assert params.max_seqlen == 30 and params.lengths_per_sample is None

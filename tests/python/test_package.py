@@ -15,7 +15,7 @@ from small_calls import calls, dense, varlen
 
 import flash_attn
 import flash_attn.__main__
-from flash_attn import _backend_choice, _native
+from flash_attn import _backend_choice, _explain, _native
 from flash_attn import flash_attn_interface as interface
 
 pytestmark = pytest.mark.second_torch
@@ -226,7 +226,8 @@ def test_explain_knows_what_records_a_gradient(leaf):
     packed[leaf].requires_grad_()
     assert flash_attn.explain(*packed).backward is not None
     used = torch.tensor([1, 1], dtype=torch.int32)  # without a gradient
-    assert flash_attn.explain(*packed, seqused_k=used).backward is None
+    for name in ("seqused_k", "leftpad_k"):
+        assert flash_attn.explain(*packed, **{name: used}).backward is None
 
 
 def test_explain_knows_what_else_is_returned():
@@ -246,6 +247,33 @@ def test_explain_tells_varlen_calls_from_dense_ones():
     assert flash_attn.explain(*varlen()) == expected
     parameters = inspect.signature(interface.flash_attn_varlen_func).parameters
     assert flash_attn.explain(**dict(zip(parameters, varlen()))) == expected
+    assert flash_attn.explain(*dense(), torch.tensor(0.5)) == flash_attn.explain(*dense(), 0.5)  # a tensor, of 0 dims
+
+
+SCORE = "softmax_scale causal left right softcap"
+EXPLAINED = {
+    "flash_attn_varlen_func": "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p "
+    f"{SCORE} alibi_slopes attn_bias attn_mask learnable_sink key_begin key_end block_table seqused_k leftpad_k "
+    "return_attn_probs",
+    "flash_attn_with_kvcache": "q k_cache v_cache k v cache_seqlens rotary_cos rotary_sin cache_batch_idx "
+    f"cache_leftpad block_table alibi_slopes out {SCORE} rotary_interleaved num_splits",
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_explain_passes_every_argument_on(monkeypatch, name):
+    """Most choose no kernel, but the call may refuse any."""
+    function, received = getattr(interface, name), []
+    facts = dict.fromkeys(("kernel", "backend", "instruction_set", "tile", "reasons"), "")
+    monkeypatch.setattr(_explain, "_explainers", lambda: [lambda *args: received.extend(args) or facts] * 2)
+    x, lengths = torch.zeros(2, 3, 2, 8), torch.ones(2, dtype=torch.int32)
+    special = {**dict.fromkeys(("q", "k_cache", "v_cache", "k", "v"), x), "cache_seqlens": lengths, "dropout_p": 0.25}
+    special.update(max_seqlen_q=3, max_seqlen_k=4, window_size=(1, 2), return_attn_probs=True)
+    given = {n: special.get(n, n) for n in inspect.signature(function).parameters}
+    flash_attn.explain(function, **given)
+    wanted = {**given, "left": 1, "right": 2, "out": None}
+    for argument, value in zip(EXPLAINED[name].split(), received):
+        assert value is wanted[argument], argument
 
 
 def test_explain_draws_no_random_number():
@@ -269,6 +297,8 @@ def test_explain_refuses_what_the_call_refuses():
             flash_attn.explain(*varlen(), **{name: torch.zeros(2)})
     with pytest.raises(RuntimeError, match="kv has shape"):
         flash_attn.explain(interface.flash_attn_kvpacked_func, q, k)
+    with pytest.raises(RuntimeError, match="qkv has shape"):
+        flash_attn.explain(interface.flash_attn_qkvpacked_func, torch.zeros(3, 2, 8))
     with pytest.raises(TypeError, match="q is 1.0"):
         flash_attn.explain(1.0, k, v)
     with pytest.raises(TypeError, match="not one of flash_attn's functions"):

@@ -226,6 +226,22 @@ def test_compiled_backward_into_one_tensor(varlen):
             assert torch.equal(actual, expected) and expected.abs().sum() > 0
 
 
+@pytest.mark.requires_torch(2, 4, "torch.compile as used here came with torch 2.4")
+def test_compiled_gradient_buffers_may_be_none():
+    rest = (0.0, 0.25, True, -1, -1, 0.0, None, False)
+
+    def step(q, k, v, dout, dk):
+        out, lse, _, state = interface._flash_attn_forward(q, k, v, *rest)
+        return interface._flash_attn_backward(dout, q, k, v, out, lse, None, dk, None, *rest, state)
+
+    torch._dynamo.reset()
+    given = [torch.randn(2, 9, 2, 16) for _ in range(4)]
+    written, expected = torch.zeros(2, 9, 2, 16), torch.zeros(2, 9, 2, 16)
+    softmax_d = torch.compile(step, fullgraph=True, backend="aot_eager")(*given, written)
+    assert torch.equal(softmax_d, step(*given, expected))
+    assert torch.equal(written, expected) and expected.abs().sum() > 0
+
+
 @pytest.mark.parametrize("num_splits", (0, 1, 2))
 def test_num_splits_of_paged_varlen(num_splits):
     """Upstream's rule: the default equals 0 to the bit, more than one split is refused with pages."""

@@ -108,6 +108,13 @@ def test_write_and_check(tmp_path, capsys):
     assert support_matrix.main([*arguments, "--check"]) == 1
 
 
+def test_records_are_added(tmp_path):
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file, counts in zip(files, ({"failed": 1, "passed": 1}, {"passed": 2})):
+        file.write_text(json.dumps({"causal forward|CPU|bf16": counts}))
+    assert support_matrix.merged(files) == {"causal forward|CPU|bf16": {"passed": 3, "failed": 1}}
+
+
 def test_rows_are_fixed():
     """The table has every row and column whatever has run, each once."""
     assert len(set(support_matrix.ROWS)) == len(support_matrix.ROWS)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,6 +73,22 @@ def test_results_that_are_no_numbers_fail(wrong):
     assert [line.good for line in lines] == [False, False]
 
 
+@pytest.mark.parametrize("name, limit", [("out", 2), ("dq", 3), ("dk", 3), ("dv", 3)])
+def test_multiples_of_the_error_of_plain_torch(monkeypatch, name, limit):
+    """Plain torch is wrong by 1 everywhere: each result fails its own line just above its limit, and not at it."""
+    errors = dict.fromkeys(("out", "dq", "dk", "dv"), 0.0)
+
+    def results(attention, inputs, dtype):
+        if attention is verify.definition:
+            return [torch.tensor(float(dtype == torch.bfloat16))] * len(errors)
+        return [torch.tensor(error) for error in errors.values()]
+
+    monkeypatch.setattr(verify, "_results", results)
+    for errors[name], good in ((limit, True), (-limit, True), (limit + 1e-3, False), (-limit - 1e-3, False)):
+        forward, backward = verify.check_results(verify.find_place(), flash_attn.flash_attn_func)
+        assert (forward.good, backward.good) == (good or name != "out", good or name == "out")
+
+
 def test_a_broken_installation_is_told_by_verify():
     printed = run("-m", "flash_attn", "verify", status=1, FLASH_ATTENTION_TRITON_AMD_ENABLE="perhaps")
     assert printed.startswith("problem") and "'perhaps'" in printed
@@ -105,6 +122,28 @@ def test_hashes_of_code_that_does_not_run_are_not_shown(monkeypatch):
     (line,) = verify._code(verify.Place("gpu", "cuda", "a GPU", "gfx942"))
     assert line.good and "sha256" not in line.text and "Triton compiles" in line.text
     assert here.kind == "gpu" or all("sha256" in line.text for line in verify._code(here))
+
+
+def test_the_current_gpu_is_verified_unless_one_is_simulated(monkeypatch):
+    gpus = [{"target": "gfx942"}, {"target": "gfx1100"}]
+    monkeypatch.setattr(_native, "load", lambda: SimpleNamespace(_gpus=lambda: gpus))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", "GPU {}".format)
+    assert verify.find_place() == verify.Place("gpu", "cuda", "GPU 1", "gfx1100")
+    assert verify.find_place("gfx90a").kind == "simulated"
+
+
+def test_a_simulation_is_started_as_asked(monkeypatch):
+    calls = []
+    module = SimpleNamespace(_start_simulation=lambda *x: calls.append(x), _stop_simulation=lambda: calls.append("end"))
+    monkeypatch.setattr(_native, "load", lambda: module)
+    with testing.simulated("gfx90a", schedule="random", seed=5, checks="races", threads=2, library="there"):
+        pass
+    with testing.simulated(library="there"):
+        pass
+    asked, by_default = ("there", "gfx90a", "random", 5, "races", 2), ("there", "gfx942", "in-order", 0, "all", 1)
+    assert calls == [asked, "end", by_default, "end"]
 
 
 @pytest.mark.gpu
