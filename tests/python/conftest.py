@@ -79,6 +79,13 @@ def pytest_collection_modifyitems(config, items):
         for needs in item.iter_markers("requires_torch"):
             if TORCH_RELEASE < needs.args[:2]:
                 item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__}: {needs.args[2]}"))
+    items.sort(key=_simulated_target)
+
+
+def _simulated_target(item) -> str:
+    """Tests of a target stand together: a simulation of another than the last one's reads all of its code anew."""
+    params = item.callspec.params if item.get_closest_marker("gpu") and hasattr(item, "callspec") else {}
+    return str(getattr(params.get("device"), "name", params.get("target", params.get("gpu", ""))))
 
 
 class SupportRecord:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 
 import cases
 import harness
+import oracle
 import philox
 import pytest
 import torch
 from devices import SIMULATED, Device
+from far_memory import spread
 
 import flash_attn
 from flash_attn import flash_attn_interface as interface
@@ -41,17 +44,18 @@ def test_bits_do_not_depend_on_the_order_of_waves(target, dtype):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other))
 
 
-@pytest.mark.parametrize("target", SIMULATED)
+@pytest.mark.parametrize("window, slopes", [((-1, -1), None), ((30, 5), torch.tensor([0.05, 0.2]))])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_dropout_masks_are_the_cpus(target, dtype):
-    """Signs of S_dmask: those of the rebuilt mask and of the CPU backend's, bit for bit."""
+@pytest.mark.parametrize("target", SIMULATED)
+def test_dropout_masks_are_the_cpus(target, dtype, window, slopes):
+    """Signs of S_dmask: those of the rebuilt mask and of the CPU backend's, bit for bit. Its values: the CPU's."""
     q, k, v = (x.detach() for x in qkv(S=77, D=40, dtype=harness.TORCH_DTYPES[dtype]))
 
     def masks():
         torch.manual_seed(5)
         _, _, s_dmask, rng_state = interface._flash_attn_forward(
-            q, k, v, 0.3, 0.2, False, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
-            return_softmax=True
+            q, k, v, 0.3, 0.2, False, window_size_left=window[0], window_size_right=window[1], softcap=0.0,
+            alibi_slopes=slopes, return_softmax=True
         )  # fmt: skip
         return s_dmask, rng_state
 
@@ -59,28 +63,77 @@ def test_dropout_masks_are_the_cpus(target, dtype):
     with simulated(target):
         s_gpu, rng_gpu = masks()
     assert torch.equal(rng_cpu, rng_gpu)
-    keep = philox.keep_mask(rng_cpu.tolist(), 0.3, 1, 2, 77, 77)
+    keep = philox.keep_mask(rng_cpu.tolist(), 0.3, 1, 2, 77, 77) & oracle.visible(77, 77, False, window)
     assert torch.equal(s_gpu > 0, keep) and torch.equal(s_cpu > 0, keep)
     assert (s_gpu.float() - s_cpu.float()).abs().max() < 2e-2
 
 
-@pytest.mark.parametrize("target", SIMULATED)
+@pytest.fixture
+def nan_where_nothing_is_written():
+    """Memory that torch allocates holds NaN."""
+    torch.set_deterministic_debug_mode("error")
+    yield
+    torch.set_deterministic_debug_mode("default")
+
+
 @pytest.mark.parametrize(
-    "cu_q, cu_k",
+    "cu_q, cu_k, longest",
     [
-        ((0, 400, 60), (0, 20, 90)),  # past the end, then decreasing
-        ((-7, 30, 60), (5, 2, 2**30)),
-        ((0, 30, 2**31 - 1), (-(2**31), 2**31 - 1, 90)),
+        ((0, 400, 60), (0, 20, 90), (40, 50)),  # past the end, then decreasing
+        ((-7, 30, 60), (5, 2, 2**30), (40, 50)),
+        ((0, 30, 2**31 - 1), (-(2**31), 2**31 - 1, 90), (40, 50)),
+        ((3, 3, 3), (7, 7, 7), (0, 0)),
     ],
 )
-def test_lengths_in_gpu_memory_are_clamped(target, cu_q, cu_k):
-    """Nothing outside of the tensors is touched (the simulator watches), and every output element is finite."""
+@pytest.mark.parametrize("target", SIMULATED)
+def test_lengths_in_gpu_memory_are_clamped(target, cu_q, cu_k, longest, nan_where_nothing_is_written):
+    """Nothing outside of the tensors is touched (the simulator watches), and every output element is finite: 0 outside
+    of all sequences and past their promised longest length."""
     q, k, v = (torch.randn(n, 2, 64).requires_grad_() for n in (60, 90, 90))
     cu = [torch.tensor(x, dtype=torch.int32) for x in (cu_q, cu_k)]
     with simulated(target, schedule="random", seed=4):
-        out = flash_attn.flash_attn_varlen_func(q, k, v, *cu, 40, 50, causal=True)
+        out = flash_attn.flash_attn_varlen_func(q, k, v, *cu, *longest, causal=True)
         grads = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
     assert all(torch.isfinite(x).all() for x in (out, *grads))
+    for results, ends, most in (((out, grads[0]), cu[0], longest[0]), (grads[1:], cu[1], longest[1])):
+        ends, outside = ends.clamp(0, len(results[0])).tolist(), torch.ones(len(results[0]), dtype=torch.bool)
+        for begin, end in zip(ends, ends[1:]):
+            outside[begin : min(begin + most, end)] = False
+        assert all(x[outside].eq(0).all() for x in results)
+
+
+@pytest.mark.parametrize("moved", ["q", "k", "v"])
+@pytest.mark.parametrize(
+    "offset, strides",
+    [(1, (2**10, 256, 64, 1)), (0, (2**10 + 1, 256, 64, 1)), (0, (2**10, 257, 64, 1)), (0, (2**10, 256, 65, 1)),
+     (0, (2**10, 2**22, 64, 1)), (0, (2**10, 256, 64, 1))],
+)  # fmt: skip
+def test_the_plain_variant_needs_aligned_tensors(moved, offset, strides):
+    """Units of 16 bytes, of which rows of a block are less than 2^31 bytes apart."""
+    tensors = dict.fromkeys("qkv", torch.zeros(2, 2, 2, 64, dtype=torch.bfloat16))
+    tensors[moved] = torch.zeros(2**23, dtype=torch.bfloat16).as_strided((2, 2, 2, 64), strides, offset)
+    with simulated("gfx942"):
+        explanation = flash_attn.explain(*tensors.values())
+    aligned = offset == 0 and strides == (2**10, 256, 64, 1)
+    assert explanation.kernel == f"fa_forward_bf16_d64_{'plain' if aligned else 'general'}"
+
+
+@pytest.mark.parametrize("target", SIMULATED)
+def test_far_strides(target):
+    """Batches, rows or heads more than 2^32 elements apart."""
+    near = [torch.randn(2, 3, 2, 64, dtype=torch.bfloat16) for _ in range(4)]
+
+    def results(place):
+        *leaves, dout = (place(x) for x in near)
+        leaves = [x.requires_grad_() for x in leaves]
+        out = flash_attn.flash_attn_func(*leaves, causal=True)
+        return [out, *torch.autograd.grad(out, leaves, dout)]
+
+    with simulated(target):
+        expected = results(torch.clone)
+        for dim in range(3):
+            got = results(functools.partial(spread, dim=dim))
+            assert all(torch.allclose(a, b, rtol=1e-2, atol=1e-2) for a, b in zip(got, expected))
 
 
 @pytest.mark.parametrize("target", SIMULATED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import cases
 import gpu_cases
@@ -45,6 +46,17 @@ def _param(case, device):
 
 def test_case(case, device):
     harness.check(case, device=device)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("left, right", ((65, -1), (62, -1), (-1, 62), (-1, 1)))
+@pytest.mark.parametrize("target", SIMULATED)
+def test_edges_of_windows_at_edges_of_tiles(target, left, right):
+    """Tiles of 16, 32 or 64 rows of which the first query of a block sees the last key alone, the last one of a wave
+    all but the first, the first of a wave all but the last. Then the same of keys and the queries that see them."""
+    case = cases.Case(dtype="fp16", lengths=((70, 198),), H=1, Hk=1, window=(left, right))
+    harness.check(case, device=Device(target))
+    harness.check(replace(case, lengths=((198, 70),), window=(right, left)), device=Device(target))
 
 
 @pytest.mark.slow
