@@ -7,7 +7,7 @@ import gpu_cases
 import harness
 import pytest
 import torch
-from devices import OTHERS, Device, needs_code
+from devices import OTHERS, SIMULATED, Device, needs_code
 
 import flash_attn
 from flash_attn.testing import simulated
@@ -35,6 +35,21 @@ def test_aligned_causal_problems_without_features(target, D):
     """What the plain variant computes, where a target has one."""
     needs_code(target)
     harness.check(cases.Case(lengths=((70, 143),), H=2, Hk=1, D=D, dtype="bf16", causal=True), device=Device(target))
+
+
+@pytest.mark.parametrize("D", (64, 33))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("target", SIMULATED + OTHERS)
+def test_outputs_are_rounded_to_nearest_even(target, dtype, D):
+    """Half the sum of two keys' values: many are ties. Tolerances let truncated ones pass. dV is half a sum as well."""
+    needs_code(target)
+    q, k = torch.zeros(1, 2, 1, D, dtype=dtype), torch.randn(1, 2, 1, D, dtype=dtype)
+    v, dout = (torch.randn(1, 2, 1, D).to(dtype).requires_grad_() for _ in range(2))
+    with simulated(target):
+        out = flash_attn.flash_attn_func(q, k, v)
+        (dv,) = torch.autograd.grad(out, v, dout)
+    for got, of in ((out, v), (dv, dout)):
+        assert torch.equal(got, (of.float().sum(1, keepdim=True) / 2).to(dtype).expand_as(got))
 
 
 @pytest.mark.parametrize("target", OTHERS)

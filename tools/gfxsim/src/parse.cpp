@@ -70,7 +70,9 @@ void note_ranges(const Target& target, Op& op) {
   const int results = (traits & kReturnsByModifier) && !op.returns_data ? 0 : op.opcode->results;
   for (int i = 0; i < op.operands; ++i) note_range(op, op.operand[i], i < results);
   if (((traits & (kReadsResult | kAccumulates)) || op.keeps_rest) && merges) note_range(op, op.operand[0], false);
-  if (traits & kReadsVcc) op.ranges.push_back({Kind::scalar, false, kVcc, 2});
+  // In waves of 32 its upper half is a register like others, which a load may be on its way into.
+  const std::uint16_t vcc = target.generation == 9 ? 2 : 1;
+  if (traits & kReadsVcc) op.ranges.push_back({Kind::scalar, false, kVcc, vcc});
   if (traits & kReadsM0) op.ranges.push_back({Kind::scalar, false, kM0, 1});
 }
 

@@ -40,6 +40,7 @@ std::string first_finding(const std::string& target, const std::vector<std::stri
   Bench bench(target, 1);
   Wave& wave = bench.wave();
   const std::uint64_t address = bench.buffer_address();
+  bench.set_scalar64(0, address);
   std::fill_n(wave.v[0], kMaxLanes, std::uint32_t(address));
   std::fill_n(wave.v[1], kMaxLanes, std::uint32_t(address >> 32));
   std::fill_n(wave.v[4], kMaxLanes, 0);
@@ -106,6 +107,18 @@ TEST(FlatWaits, ByHand) {
     EXPECT_EQ(first_finding(c.target, c.instructions), c.is_right ? "" : "missing-wait: " + c.instructions.back())
         << text;
   }
+}
+
+// In waves of 32 a branch on VCC does not read its upper half, which clang loads other numbers into.
+TEST(ScalarWaits, OfBranchesOnVcc) {
+  const std::string zero = "s_mov_b64 vcc, 0", branch = "s_cbranch_vccnz 1";
+  for (const std::string target : {"gfx942", "gfx1030", "gfx1100", "gfx1201"})
+    for (const std::string half : {"vcc_lo", "vcc_hi"}) {
+      const std::string load = (target == "gfx942" || target == "gfx1030" ? "s_load_dword " : "s_load_b32 ") + half;
+      const bool is_right = target != "gfx942" && half == "vcc_hi";
+      const std::string found = first_finding(target, {zero, load + ", s[0:1], 0x0", branch});
+      EXPECT_EQ(found, is_right ? "" : "missing-wait: " + branch) << target << ' ' << half;
+    }
 }
 
 }  // namespace
