@@ -69,9 +69,12 @@ struct Cache {
     return pages[b * ((kSlots + page - 1) / page) + slot / page] * page + slot % page;
   }
   void rotate() { args.rotary_cos = cos.view(), args.rotary_sin = sin.view(); }
-  // Tables for all slots of three pages of 64, the last of which gets one new key while q has more rows.
+  // Tables for all slots of three pages of 64, the last of which gets one new key while q has more rows. The slots past
+  // kSlots hold keys, too.
   void rotate_past_the_tables() {
     rotate();
+    k = Tensor::random({B * 3, 64, Hk, D}, dtype, generator), v = Tensor::random({B * 3, 64, Hk, Dv}, dtype, generator);
+    args.problem.k = k.view(), args.problem.v = v.view();
     args.rotary_cos.sizes[0] = args.rotary_sin.sizes[0] = 192;
     args.k_new.sizes[1] = args.v_new.sizes[1] = 1, used[0] = 191;
   }
