@@ -31,7 +31,7 @@ fn main() {
             println!("cargo:rustc-link-arg={flag}");
         }
     }
-    // For tests/interface.rs, which compares the declarations with the header of this very library.
+    // For tests/interface, which compares the declarations with the header of this very library.
     let include = absolute(&words(&pkg_config("--variable=includedir")).concat());
     println!("cargo:rustc-env=FLASH_ATTN_INCLUDEDIR={include}");
 }

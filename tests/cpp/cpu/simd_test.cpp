@@ -173,7 +173,7 @@ class GuardedPage {
   char* last(index_t bytes) const { return static_cast<char*>(memory_) + kSize - bytes; }
 
  private:
-  static constexpr std::size_t kSize = 65536;  // No processor's pages are greater.
+  static constexpr std::size_t kSize = 65536;  // Whole pages, of 4 to 64 KB.
   void* memory_ = nullptr;
 };
 
