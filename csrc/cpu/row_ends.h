@@ -13,10 +13,11 @@ namespace flash_attn::cpu {
 // calls, for loops that compilers vectorise. x = 2^e m with m in [sqrt(1/2), sqrt(2)), log2(m) = s P(s^2) with s = (m -
 // 1) / (m + 1): a minimax fit of this project, relative error 7e-10.
 FA_INLINE float log2_in_loops(float x) {
-  const auto bits = std::bit_cast<std::int32_t>(x);
-  constexpr std::int32_t kRootOfHalf = 0x3f3504f3;
-  const std::int32_t e = (bits - kRootOfHalf) >> 23;
-  const float m = std::bit_cast<float>(bits - e * (1 << 23));
+  // Unsigned: scores beyond 5e7 give sums of any bits, and a signed difference of those may overflow.
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  constexpr std::uint32_t kRootOfHalf = 0x3f3504f3;
+  const std::int32_t e = static_cast<std::int32_t>(bits - kRootOfHalf) >> 23;
+  const float m = std::bit_cast<float>(bits - (static_cast<std::uint32_t>(e) << 23));
   const float s = (m - 1.0f) / (m + 1.0f), u = s * s;
   const float p = 2.88539004f + u * (0.961798847f + u * (0.576714396f + u * 0.431735933f));
   return static_cast<float>(e) + s * p + (x - x);
