@@ -48,6 +48,13 @@ const Backend& choose_backend(Device device, std::vector<std::string>* reasons) 
   throw NotSupported("flash_attn: no backend of this build computes on that device; available: cpu, gpu");
 }
 
+void check_problem(const AttentionProblem& problem) {
+  AttentionProblem complete = problem;
+  std::int64_t any_state[2] = {};
+  if (!problem.rng_state.given()) complete.rng_state = {any_state, DType::i64, problem.q.device, 1, {2}, {1}};
+  validate(complete);
+}
+
 void attention_forward(const ForwardArgs& args, const Executor& executor) {
   const ForwardProblem problem = validate(args);
   choose_backend(problem.problem.device, nullptr).forward(problem, executor);

@@ -110,10 +110,10 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     std::size_t main = inputs.size();
     for (const auto& extra : kExtraInputs) main -= arguments[extra.name].isNone() ? 0 : 1;
     const auto qkv = inputs.slice(0, main);
-    const bool varlen = arguments["cu_seqlens_q"].isTensor() || arguments["cu_seqlens_k"].isTensor();
-    const auto [q, k, v] = unpack(qkv, varlen);
-    const auto rng_state = draw_rng_state(q, arguments["dropout_p"].toDouble());
-    const auto results = call_forward(q, k, v, rng_state, arguments);
+    Call call = arguments.call();
+    std::tie(call.q, call.k, call.v) = unpack(qkv, call.varlen());
+    const auto rng_state = draw_rng_state(call);
+    const auto results = call_forward(call.q, call.k, call.v, rng_state, arguments);
     const at::Tensor out = results.at(0).toTensor(), softmax_lse = results.at(1).toTensor();
     *s_dmask = results.at(2).toTensor();
     save(ctx, inputs, {out, softmax_lse, rng_state}, arguments);

@@ -66,6 +66,23 @@ at::Tensor allocate_s_dmask(const Call& call) {
 
 at::Tensor allocate_like(const at::Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); }
 
+bool has_contiguous_rows(const at::Tensor& tensor) {
+  return !tensor.defined() || tensor.dim() == 0 || tensor.stride(-1) == 1 || tensor.size(-1) <= 1;
+}
+
+/// False for fake and meta tensors, and for classes that wrap others.
+bool has_memory(const at::Tensor& tensor) {
+  return tensor.has_storage() && !tensor.is_meta() && !tensor.key_set().has(c10::DispatchKey::Python);
+}
+
+/// `call` with memory of the same shapes where an operator would copy to get contiguous rows: checks read no values.
+Call for_checks(Call call) {
+  for (at::Tensor* tensor : {&call.q, &call.k, &call.v, &call.attn_bias, &call.learnable_sink}) {
+    if (!has_contiguous_rows(*tensor)) *tensor = at::empty(tensor->sizes(), tensor->options());
+  }
+  return call;
+}
+
 }  // namespace
 
 AttentionProblem problem_of(const Call& call) {
@@ -117,9 +134,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unpack(at::TensorList inputs, boo
   }
 }
 
-at::Tensor draw_rng_state(const at::Tensor& q, double dropout_p) {
-  if (!(dropout_p > 0)) return {};
-  return at::randint(std::numeric_limits<std::int64_t>::max(), {2}, q.options().dtype(at::kLong));
+at::Tensor draw_rng_state(const Call& call) {
+  if (!(call.dropout_p > 0)) return {};
+  check_ranks(call);
+  if (has_memory(call.q) && has_memory(call.k) && has_memory(call.v))
+    calling_core([&] { check_problem(problem_of(for_checks(call))); });
+  return at::randint(std::numeric_limits<std::int64_t>::max(), {2}, call.q.options().dtype(at::kLong));
 }
 
 ForwardResult allocate_forward(const Call& call, const at::Tensor& out) {
@@ -158,8 +178,7 @@ at::Tensor allocate_softmax_d(const Call& call) {
 }
 
 at::Tensor contiguous_rows(const at::Tensor& tensor) {
-  const bool as_is = !tensor.defined() || tensor.dim() == 0 || tensor.stride(-1) == 1 || tensor.size(-1) <= 1;
-  return as_is ? tensor : tensor.contiguous();
+  return has_contiguous_rows(tensor) ? tensor : tensor.contiguous();
 }
 
 ForwardResult forward(const Call& call, const at::Tensor& out) {

@@ -56,7 +56,9 @@ struct Gradients {
 };
 
 /// Seed and offset of a dropout mask, int64 (2), from torch's generator of q's device. Undefined without dropout.
-at::Tensor draw_rng_state(const at::Tensor& q, double dropout_p);
+/// Raises where check_problem of the core does, so that a refused call leaves the generator as it was; of tensors
+/// without memory (fake, meta) only ranks are checked.
+at::Tensor draw_rng_state(const Call& call);
 
 // Results to be written. Their sizes follow from shapes alone, so real and fake tensors share these functions, and a
 // fake result always has the shape, strides and dtype of the real one.

@@ -54,7 +54,7 @@ void set_lengths(Call& call, const at::Tensor& cu_seqlens_q, const at::Tensor& c
 Tensors run_forward(Call& call, const OptionalTensor& out, bool return_softmax) {
   call.return_softmax = return_softmax;
   check_return_softmax(call);
-  call.rng_state = draw_rng_state(call.q, call.dropout_p);
+  call.rng_state = draw_rng_state(call);
   const auto result = forward(call, tensor_or_none(out));
   return {result.out, result.softmax_lse, result.s_dmask, reported_rng_state(call)};
 }

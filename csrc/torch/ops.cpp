@@ -160,7 +160,7 @@ Call read_public_call(const Arguments& arguments) {
 
 void attention_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Call call = with_contiguous_rows(read_public_call(Arguments(op, *stack)));
-  call.rng_state = draw_rng_state(call.q, call.dropout_p);
+  call.rng_state = draw_rng_state(call);
   const auto result = forward(call);
   reply(stack, op, result.out, result.softmax_lse, result.s_dmask);
 }
@@ -207,7 +207,7 @@ void attention_backward_meta(const c10::OperatorHandle& op, torch::jit::Stack* s
 
 void raw_forward_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Call call = with_contiguous_rows(read_raw_call(Arguments(op, *stack)));
-  call.rng_state = draw_rng_state(call.q, call.dropout_p);
+  call.rng_state = draw_rng_state(call);
   const auto result = forward(call);
   reply(stack, op, result.out, result.softmax_lse, result.s_dmask, reported_rng_state(call));
 }

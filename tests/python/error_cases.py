@@ -84,6 +84,11 @@ def _varlen(argument: str, **changes) -> Case:
     return Case("flash_attn_varlen_func", argument, call)
 
 
+def _meta_tensors_of_negative_length():
+    x, cu = torch.zeros(7, H, D, device="meta"), int32(0, 3, 7).to("meta")
+    flash_attn.flash_attn_varlen_func(x, x, x, cu, cu, -1, 4, dropout_p=0.5, return_attn_probs=True)
+
+
 def _attention() -> Iterator[Case]:
     yield _dense("attn_bias", attn_bias=torch.zeros(2, H, 5, 6).half().double())
     yield _dense("attn_bias", attn_bias=torch.zeros(H, 5, 6))
@@ -98,7 +103,8 @@ def _attention() -> Iterator[Case]:
     yield _dense("q", q=lambda a: a["q"].to_sparse())
     yield Case("flash_attn_2_cuda.fwd", "q", lambda: _raw_forward(torch.zeros(1, 3, H, D)._neg_view()))
     yield _varlen("num_splits", num_splits=-1)
-    yield _varlen("max_seqlen_q", max_seqlen_q=-1, dropout_p=0.5, return_attn_probs=True)
+    yield _varlen("max_seqlen_q", max_seqlen_q=-1)
+    yield Case("flash_attn_varlen_func", "max_seqlen_q", _meta_tensors_of_negative_length)
     yield _varlen("max_seqlen_q", max_seqlen_q=1 << 31)
     yield _dense("softcap", softcap=1e-40)
     yield Case("flash_attn_2_cuda.varlen_fwd", "num_splits", _splits_of_pages)

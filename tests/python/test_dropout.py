@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import cases
+import flash_attn_2_cuda
 import harness
 import oracle
 import philox
@@ -190,6 +191,55 @@ def test_no_dropout_draws_nothing():
     _, _, s_dmask, rng_state = interface._flash_attn_forward(q, q, q, 0.0, 0.25, False, -1, -1, 0.0, None, False)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(rng_state, torch.zeros(2, dtype=torch.int64)) and s_dmask.shape == (0,)
+
+
+REFUSED = {
+    "k is too short": lambda q, k: dict(v=k[:, :-1]),
+    "heads do not divide": lambda q, k: dict(k=k[:, :, :3], v=k[:, :, :3]),
+    "dtype": lambda q, k: dict(v=k.double()),
+    "ranks": lambda q, k: dict(q=q[0]),
+    "dropout_p": lambda q, k: dict(dropout_p=1.5),
+    "softcap": lambda q, k: dict(softcap=2.0),
+    "slopes": lambda q, k: dict(alibi_slopes=torch.ones(3)),
+    "columns and a mask": lambda q, k: dict(
+        q=q.transpose(1, 3).contiguous().transpose(1, 3), attn_mask=torch.ones(2, 9, dtype=torch.bool)
+    ),
+}
+
+
+@pytest.mark.second_torch
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED.keys())
+def test_refused_calls_draw_nothing(change, requires_grad):
+    q, k = torch.randn(2, 8, 4, 16).requires_grad_(requires_grad), torch.randn(2, 8, 4, 16)
+    before = torch.get_rng_state()
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        flash_attn_func(**{**dict(q=q, k=k, v=k, dropout_p=0.1), **change(q, k)})
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("function", ["fwd", "_flash_attn_forward"])
+def test_refused_raw_calls_draw_nothing(function):
+    q, k = torch.randn(2, 8, 4, 16), torch.randn(2, 8, 3, 16)
+    before = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="heads"):
+        if function == "fwd":
+            flash_attn_2_cuda.fwd(q, k, k, None, None, 0.1, 0.25, False, -1, -1, 0.0, False, None)
+        else:
+            interface._flash_attn_forward(q, k, k, 0.1, 0.25, False, -1, -1, 0.0, None, False)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.second_torch
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_columns_as_rows_take_dropout(requires_grad, rng):
+    """Tensors whose rows are not contiguous draw and compute what contiguous ones do."""
+    qkv = [torch.randn(2, 4, 16, 8).transpose(1, 3).requires_grad_(requires_grad) for _ in range(3)]
+    rows = [x.detach().contiguous().requires_grad_(requires_grad) for x in qkv]
+    torch.manual_seed(5)
+    expected = flash_attn_func(*rows, dropout_p=0.3)
+    torch.manual_seed(5)
+    assert torch.equal(flash_attn_func(*qkv, dropout_p=0.3), expected)
 
 
 def test_backward_ignores_later_seeds(rng):
