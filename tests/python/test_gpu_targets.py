@@ -30,7 +30,7 @@ def test_case(case, device):
 
 
 @pytest.mark.parametrize("target", OTHERS)
-@pytest.mark.parametrize("D", (64, 128, 256))
+@pytest.mark.parametrize("D", (64, 128, 192, 256))
 def test_aligned_causal_problems_without_features(target, D):
     """What the plain variant computes, where a target has one."""
     needs_code(target)

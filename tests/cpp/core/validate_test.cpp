@@ -261,6 +261,12 @@ const Violation kBackward[] = {
      {"have no backward pass"},
      SPOIL(b.problem.block_table = vector_of(&c.pages[0], DType::i32, 2); b.problem.block_table.ndim = 2;
            b.problem.block_table.sizes = {2, 1}; b.problem.block_table.strides = {1, 1})},
+    {"dbias stride",
+     {"dbias must have a contiguous last"},
+     SPOIL(b.problem.attn_bias = c.bias.view(); b.dbias = c.dbias.view(); b.dbias.strides[3] = 2)},
+    {"dsink stride",
+     {"dsink must have a contiguous last"},
+     SPOIL(b.problem.learnable_sink = c.sink.view(); b.dsink = c.dsink.view(); b.dsink.strides[0] = 2)},
     {"dsink dtype",
      {"dsink must have dtype float32", "float16"},
      SPOIL(b.problem.learnable_sink = c.sink.view(); b.dsink = c.dsink.view(); b.dsink.dtype = DType::f16)},

@@ -142,6 +142,56 @@ TEST(Cache, ManySequencesAreAppendedAndRotatedAsOne) {
   EXPECT_EQ(together.out.bytes(), apart.out.bytes());
 }
 
+// Heads of new keys two heads apart, with and without rotation.
+TEST(Cache, HeadsOfNewKeysLieWhereTheirStridesSay) {
+  for (const bool rotated : {false, true}) {
+    Cache dense(DType::f32, 0), apart(DType::f32, 0);
+    Tensor wide({B, kNew, 2 * Hk, D}, DType::f32);
+    for (std::int64_t row = 0; row < B * kNew * Hk; ++row)
+      for (std::int64_t n = 0; n < D; ++n) wide.set(2 * row * D + n, apart.k_new.get(row * D + n));
+    apart.args.k_new = wide.view();
+    apart.args.k_new.sizes[2] = Hk, apart.args.k_new.strides[2] *= 2;
+    for (Cache* c : {&dense, &apart}) {
+      if (rotated) c->rotate();
+      c->run();
+    }
+    EXPECT_EQ(apart.k.bytes(), dense.k.bytes());
+    EXPECT_EQ(apart.out.bytes(), dense.out.bytes());
+  }
+}
+
+TEST(Cache, ValuesMayBeWiderThanKeys) {
+  constexpr std::int64_t kWide = 2 * D;
+  std::mt19937 generator(4);
+  Cache c(DType::f32, 0);
+  Tensor v = Tensor::random({B, kSlots, Hk, kWide}, DType::f32, generator);
+  Tensor v_new = Tensor::random({B, kNew, Hk, kWide}, DType::f32, generator), out({B, Sq, H, kWide}, DType::f32);
+  c.args.problem.v = v.view(), c.args.v_new = v_new.view(), c.args.out = out.view();
+  c.run();
+  for (std::int64_t b = 0; b < B; ++b)
+    for (std::int64_t n = 0; n < kNew * Hk * kWide; ++n)
+      ASSERT_EQ(v.get((b * kSlots + c.used[b]) * Hk * kWide + n), v_new.get(b * kNew * Hk * kWide + n)) << n;
+}
+
+// Rows of q packed, keys in pages: the lengths of packed keys say nothing of where pages begin.
+TEST(Cache, PackedQueriesReadPagesFromTheirFirstSlot) {
+  Cache dense(DType::f32, 7), packed(DType::f32, 7);
+  for (Cache* c : {&dense, &packed}) c->args.k_new = c->args.v_new = {};
+  dense.run();
+  std::vector<std::int32_t> cu_q{0, Sq, 2 * Sq}, cu_k{0, packed.used[0], packed.used[0] + packed.used[1]};
+  Tensor lse({H, B * Sq}, DType::f32);
+  AttentionProblem& p = packed.args.problem;
+  p.cu_seqlens_q = ints(cu_q, {B + 1}), p.cu_seqlens_k = ints(cu_k, {B + 1});
+  p.max_seqlen_q = Sq, p.max_seqlen_k = packed.used[0];
+  ForwardArgs args{p, packed.args.out, lse.view(), {}};
+  for (TensorView* t : {&args.problem.q, &args.out}) {
+    t->ndim = 3;
+    t->sizes = {B * Sq, H, t->sizes[3]}, t->strides = {t->strides[1], t->strides[2], 1};
+  }
+  attention_forward(args, default_executor(2));
+  EXPECT_EQ(packed.out.bytes(), dense.out.bytes());
+}
+
 TEST(Cache, NewKeysAreTheLastOnes) {
   Cache appending(DType::f32, 0), later(DType::f32, 0);
   appending.run();

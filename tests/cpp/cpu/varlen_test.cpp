@@ -136,5 +136,21 @@ TEST_P(CpuVarlen, EqualsDensePerSequence) {
     }
 }
 
+// In each precision of the LSE; that of fp32 is above.
+TEST(CpuVarlenSlack, LseOfRowsAfterTheLastSequenceIsThatOfNoKeysInFp64) {
+  std::mt19937 generator(3);
+  Tensor q = Tensor::random({5, H, D}, DType::f64, generator), k = Tensor::random({4, Hk, D}, DType::f64, generator);
+  Tensor out({5, H, D}, DType::f64), lse({H, 5}, DType::f64);
+  std::vector<std::int32_t> cu_q{0, 3}, cu_k{0, 4};
+  ForwardArgs f;
+  f.problem.q = q.view(), f.problem.k = f.problem.v = k.view();
+  f.problem.cu_seqlens_q = int_vector(cu_q), f.problem.cu_seqlens_k = int_vector(cu_k);
+  f.problem.max_seqlen_q = 3, f.problem.max_seqlen_k = 4;
+  f.out = out.view(), f.lse = lse.view();
+  attention_forward(f, default_executor(1));
+  for (std::int64_t n = 0; n < lse.size(); ++n)
+    EXPECT_EQ(lse.get(n) == std::numeric_limits<double>::infinity(), n % 5 >= 3) << n;
+}
+
 }  // namespace
 }  // namespace flash_attn::testing
