@@ -18,7 +18,7 @@ describe() {
   cat <<'TEXT'
 build     compile the package for this torch, the code objects for this GPU, and tests/gpu
 kernels   every kernel of the manifest against double precision, without torch (tests/gpu/kernel_check)
-grid      the Python tests' grid and drawn problems on the GPU, through torch, and NaN among the inputs (tests/python, --device cuda)
+grid      the Python tests' grid, the kv cache and drawn problems on the GPU, through torch, and NaN among the inputs (tests/python, --device cuda)
 large     lengths to 16k, tensors of more than 2^31 elements
 sanitize  compute-sanitizer memcheck and racecheck on small sizes
 stress    the contract's race loop, graph capture and replay, two streams, torch.compile
@@ -44,7 +44,7 @@ build() {
 }
 kernels() { "${kernel_check[@]}"; }
 on_gpu() { OMP_NUM_THREADS=1 python3 -m pytest -q -n 8 --device cuda "$@"; }
-grid() { on_gpu -m gpu tests/python/test_gpu_grid.py tests/python/test_attention_drawn.py tests/python/test_not_finite.py; }
+grid() { on_gpu -m gpu tests/python/test_gpu_grid.py tests/python/test_gpu_kvcache.py tests/python/test_attention_drawn.py tests/python/test_not_finite.py; }
 large() { python3 -m pytest -q --device cuda tests/python/test_gpu_large.py; }
 sanitize() {
   local tool

@@ -13,10 +13,7 @@ class Backend {
   virtual Explanation explain(const Problem& problem, Pass pass, const Executor& executor) const = 0;
   virtual void forward(const ForwardProblem& problem, const Executor& executor) const = 0;
   /// Appends, rotates and attends.
-  virtual void forward_with_cache(const CacheProblem&, const Executor&) const {
-    throw NotSupported(std::string("flash_attn: the ") + name() +
-                       " backend does not support flash_attn_with_kvcache yet; move the tensors to the CPU");
-  }
+  virtual void forward_with_cache(const CacheProblem& problem, const Executor& executor) const = 0;
   virtual void backward(const BackwardProblem& problem, const Executor& executor) const = 0;
   virtual void rotate(const RotaryProblem&, const Executor&) const {
     throw NotSupported(std::string("flash_attn: the ") + name() +

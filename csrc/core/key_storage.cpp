@@ -37,6 +37,7 @@ void resolve_pages(const AttentionProblem& r, const KeyNames& names, Problem& p)
   p.storage.pages = t.data ? static_cast<const std::int32_t*>(t.data) : &no_pages;
   p.storage.pages_stride = t.strides[0];
   p.storage.page_size = page;
+  p.storage.pages_per_sequence = t.sizes[1];
   if (!p.varlen) p.Sk = t.sizes[1] * page;
 }
 
@@ -145,6 +146,7 @@ void resolve_key_storage(const AttentionProblem& r, const KeyNames& names, index
   p.storage.leftpad = per_sequence(names.leftpad, r.leftpad_k, p);
   p.storage.batch_index = per_sequence("cache_batch_idx", r.cache_batch_idx, p);
   p.storage.appended = appended;
+  p.storage.batches = r.k.sizes[0];
   if (p.varlen && p.storage.batch_index)
     fail("cache_batch_idx was given with cu_seqlens; it is for dense caches, so pass None");
   if (r.num_splits < 0 || r.num_splits > 128) fail("num_splits must be from 0 to 128, got ", r.num_splits);

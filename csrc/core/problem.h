@@ -39,6 +39,8 @@ struct KeyStorage {
   const std::int32_t* batch_index = nullptr;  // (B)
   const std::int32_t* pages = nullptr;        // (B, max_pages)
   index_t pages_stride = 0, page_size = 0;
+  index_t pages_per_sequence = 0;
+  index_t batches = 0;  // Batch elements of the caches, or their pages.
   index_t appended = 0;
 };
 

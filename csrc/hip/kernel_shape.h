@@ -15,6 +15,7 @@ enum class Family : std::uint8_t {
   backward_dv,
   backward_dq,
   forward_dmask,
+  append,
 };
 enum class EngineKind : std::uint8_t { Mfma, Wmma, MmaSync, Fma };
 
@@ -32,7 +33,7 @@ struct KernelShape {
 
   // LDS of a block: static in AMD code objects, to be passed to the launch on NVIDIA.
   constexpr int lds_bytes() const {
-    if (family == Family::backward_delta || family == Family::forward_dmask) return 16;
+    if (family == Family::backward_delta || family == Family::forward_dmask || family == Family::append) return 16;
     const bool keeps_one = family == Family::forward || family == Family::backward_dv;
     const int kept = block_rows() * (row_bytes(D) + (keeps_one ? 0 : row_bytes(Dv)));
     if (family == Family::forward)

@@ -9,7 +9,7 @@
 
 namespace flash_attn::gpu {
 
-enum class Variant : std::uint8_t { plain, general };
+enum class Variant : std::uint8_t { plain, general, cache };
 
 struct KernelRow {
   Family family;
@@ -40,12 +40,14 @@ constexpr const char* to_string(Family family) {
     case Family::backward_dv: return "backward_dv";
     case Family::backward_dq: return "backward_dq";
     case Family::forward_dmask: return "forward_dmask";
+    case Family::append: return "append";
   }
   return "";
 }
 // The code object that holds a family's kernels: kernels/<name>.hip.
 constexpr const char* object_name(Family family) {
-  return family == Family::forward || family == Family::forward_dmask ? "forward" : "backward";
+  const bool forward = family == Family::forward || family == Family::forward_dmask || family == Family::append;
+  return forward ? "forward" : "backward";
 }
 
 inline constexpr KernelRow kKernels[] = {

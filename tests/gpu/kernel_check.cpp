@@ -86,9 +86,11 @@ int check(KernelDevice& device, const std::string& only) {
   int wrong = 0, total = 0;
   for (const KernelCase& c : correctness_cases())
     for (DType dtype : {DType::bf16, DType::f16, DType::f32})
-      for (gpu::Variant variant : {gpu::Variant::plain, gpu::Variant::general})
+      for (gpu::Variant variant : {gpu::Variant::plain, gpu::Variant::general, gpu::Variant::cache})
         for (bool backward : {false, true}) {
           if (variant == gpu::Variant::plain && needs_general(c, dtype)) continue;
+          // Without a cache: its kernels compute what the general ones do.
+          if (variant == gpu::Variant::cache && backward) continue;
           const std::string label = (backward ? "backward " : "forward ") + c.name + " " + dtype_name(dtype);
           if (label.find(only) == std::string::npos) continue;
           wrong += backward ? !check_case<BackwardCheck>(device, c, dtype, variant, label)

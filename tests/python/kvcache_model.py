@@ -32,6 +32,15 @@ class Call:
         named = {name: value for name, value in vars(self).items() if name != "options"}
         return {**named, **self.options}
 
+    def to(self, device: str) -> Call:
+        """The call with its tensors on a torch device; those that are there already are the same."""
+
+        def moved(x):
+            return x.to(device) if isinstance(x, Tensor) else x
+
+        named = {name: moved(value) for name, value in vars(self).items()}
+        return Call(**{**named, "options": {name: moved(value) for name, value in self.options.items()}})
+
     @property
     def local(self) -> bool:
         """Whether rows of q stand at positions of their own."""

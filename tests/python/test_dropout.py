@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import cases
-import flash_attn_2_cuda
 import harness
 import oracle
 import philox
@@ -15,6 +14,7 @@ import tolerances
 import torch
 from cases import Case
 
+import flash_attn_2_cuda
 from flash_attn import flash_attn_func, flash_attn_varlen_func
 from flash_attn import flash_attn_interface as interface
 

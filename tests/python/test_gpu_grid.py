@@ -85,8 +85,6 @@ LACKING = {
     "learnable_sink": {"learnable_sink": torch.zeros(2)},
     "key_begin and key_end": {"key_end": torch.ones(1, 7).int()},
 }
-SERVING = ("kv-cache: append and rotary", "kv-cache: paged", "kv-cache: cache_batch_idx", "kv-cache: cache_leftpad",
-           "split-KV")  # fmt: skip
 
 
 def missing(target, *rows):
@@ -109,29 +107,13 @@ def test_lacking_score_tables(target, name):
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("target", [pytest.param(t, marks=missing(t, *SERVING)) for t in SIMULATED])
-def test_lacking_kv_cache(target):
+@pytest.mark.parametrize("target", [pytest.param(t, marks=missing(t, "split-KV")) for t in SIMULATED])
+def test_lacking_split_keys(target):
     cache = torch.ones(1, 16, 2, 16)
-    with Device(target).scope(), pytest.raises(NotImplementedError, match="flash_attn_with_kvcache"):
-        flash_attn.flash_attn_with_kvcache(cache[:, :1], cache, cache, cache[:, :1] * 2, cache[:, :1], cache_seqlens=3)
+    with Device(target).scope(), pytest.raises(NotImplementedError, match="does not support num_splits above 1"):
+        flash_attn.flash_attn_with_kvcache(cache[:, :1], cache, cache, cache[:, :1] * 2, cache[:, :1], cache_seqlens=3,
+                                           num_splits=2)  # fmt: skip
     assert (cache == 1).all()
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize(
-    "target, name, row",
-    [
-        pytest.param(t, n, r, marks=missing(t, r))
-        for t in SIMULATED
-        for n, r in (("block_table", "paged varlen forward"), ("seqused_k", "seqused_k, leftpad_k in varlen"))
-    ],
-)
-def test_lacking_key_storage(target, name, row):
-    q, cu = torch.zeros(4, 2, 16), torch.tensor([0, 4], dtype=torch.int32)
-    k = torch.zeros(2, 4, 2, 16) if name == "block_table" else q
-    value = torch.zeros((1, 1) if name == "block_table" else 1, dtype=torch.int32)
-    with Device(target).scope(), pytest.raises(NotImplementedError, match=f"GPU backend does not support {name}"):
-        flash_attn.flash_attn_varlen_func(q, k, k, cu, cu, 4, 4, **{name: value})
 
 
 @pytest.mark.simulated

@@ -14,6 +14,7 @@ import pytest
 import tensors
 import tolerances
 import torch
+from devices import CPU, Device
 from functions import raw_module
 
 import flash_attn
@@ -83,17 +84,20 @@ def make_call(row, seed: int = 0) -> model.Call:
     return call
 
 
-def check(call: model.Call, dtype: str) -> None:
+def check(call: model.Call, dtype: str, device: Device = CPU) -> None:
     expected = model.appended(call)
     ref, pt = (model.attend(call, expected, a) for a in (oracle.EXACT, oracle.same_precision(call.q.dtype)))
-    storages = call.k_cache.data_ptr(), call.v_cache.data_ptr()
-    out, lse = flash_attn_with_kvcache(**call.arguments(), return_softmax_lse=True)
-    assert storages == (call.k_cache.data_ptr(), call.v_cache.data_ptr())
-    assert torch.equal(call.v_cache, expected[1])
+    there = call.to(device.torch_name)
+    storages = there.k_cache.data_ptr(), there.v_cache.data_ptr()
+    with device.scope():
+        out, lse = flash_attn_with_kvcache(**there.arguments(), return_softmax_lse=True)
+    assert storages == (there.k_cache.data_ptr(), there.v_cache.data_ptr())
+    out, lse, k_cache, v_cache = (x.cpu() for x in (out, lse, there.k_cache, there.v_cache))
+    assert torch.equal(v_cache, expected[1])
     if call.rotary_cos is None:
-        assert torch.equal(call.k_cache, expected[0])
+        assert torch.equal(k_cache, expected[0])
     else:
-        torch.testing.assert_close(call.k_cache, expected[0], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(k_cache, expected[0], rtol=1e-3, atol=1e-3)
     tolerances.assert_within("out", out, ref[0], pt[0], 3, 1e-5 if dtype != "fp64" else 1e-13, "kv cache")
     finite = torch.isfinite(ref[1])
     assert torch.equal(torch.isposinf(lse), ~finite)
@@ -178,10 +182,7 @@ def test_raw_function(dtype):
             raw_module.fwd_kvcache(*[None] * count)
 
 
-@pytest.mark.feature("paged varlen forward")
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-@pytest.mark.parametrize("page", (1, 5, 16, 256))
-def test_paged_varlen(page, dtype):
+def check_paged_varlen(page: int, dtype: str, device: Device = CPU) -> None:
     """Bit for bit what packed keys give: pages change where keys lie."""
     g = torch.Generator().manual_seed(0)
     torch_dtype, lengths = harness.TORCH_DTYPES[dtype], [300, 0, 41]
@@ -196,27 +197,46 @@ def test_paged_varlen(page, dtype):
         at = int(table[b, j // page]), j % page
         k[at], v[at] = packed_k[cu_k[b] + j], packed_v[cu_k[b] + j]
     settings = dict(causal=True, window_size=(200, 0), return_attn_probs=True)
-    expected = flash_attn_varlen_func(q, packed_k, packed_v, cu_q, cu_k, 61, 300, **settings)
-    for more in ({}, {"seqused_k": torch.tensor(lengths, dtype=torch.int32)}, {"num_splits": 0}):
-        paged = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 61, 300, block_table=table, **settings, **more)
-        assert torch.equal(paged[0], expected[0]) and torch.equal(paged[1], expected[1])
+    tensors_there = (q, packed_k, packed_v, k, v, table, cu_q, cu_k, torch.tensor(lengths, dtype=torch.int32))
+    q, packed_k, packed_v, k, v, table, cu_q, cu_k, used = (x.to(device.torch_name) for x in tensors_there)
+    with device.scope():
+        expected = flash_attn_varlen_func(q, packed_k, packed_v, cu_q, cu_k, 61, 300, **settings)
+        for more in ({}, {"seqused_k": used}, {"num_splits": 0}):
+            paged = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 61, 300, block_table=table, **settings, **more)
+            assert torch.equal(paged[0], expected[0]) and torch.equal(paged[1], expected[1])
 
 
-@pytest.mark.feature("seqused_k, leftpad_k in varlen")
+@pytest.mark.feature("paged varlen forward")
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_used_and_padded_keys_in_varlen(dtype):
+@pytest.mark.parametrize("page", (1, 5, 16, 256))
+def test_paged_varlen(page, dtype):
+    check_paged_varlen(page, dtype)
+
+
+def check_used_and_padded_keys(dtype: str, device: Device = CPU) -> None:
     """The same as a packed batch without the slots that are not used; they may hold anything."""
     torch_dtype = harness.TORCH_DTYPES[dtype]
     q, k, v = (torch.randn(n, h, 24).to(torch_dtype) for n, h in ((9, 4), (130, 2), (130, 2)))
     cu_q, cu_k = torch.tensor([0, 3, 9], dtype=torch.int32), torch.tensor([0, 100, 130], dtype=torch.int32)
     used, leftpad = torch.tensor([90, 10], dtype=torch.int32), torch.tensor([20, 10], dtype=torch.int32)
-    expected = flash_attn_varlen_func(
-        q, k[20:90], v[20:90], cu_q, torch.tensor([0, 70, 70], dtype=torch.int32), 6, 70, causal=True
+    seen = torch.tensor([0, 70, 70], dtype=torch.int32)
+    q, k, v, cu_q, cu_k, used, leftpad, seen = (
+        x.to(device.torch_name) for x in (q, k, v, cu_q, cu_k, used, leftpad, seen)
     )
-    for x in (k, v):
-        x[:20] = x[90:] = float("nan")
-    out = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 6, 100, causal=True, seqused_k=used, leftpad_k=leftpad)
+    with device.scope():
+        expected = flash_attn_varlen_func(q, k[20:90], v[20:90], cu_q, seen, 6, 70, causal=True, window_size=(200, 0))
+        for x in (k, v):
+            x[:20] = x[90:] = float("nan")
+        out = flash_attn_varlen_func(
+            q, k, v, cu_q, cu_k, 6, 100, causal=True, window_size=(200, 0), seqused_k=used, leftpad_k=leftpad
+        )
     assert torch.equal(out, expected)
+
+
+@pytest.mark.feature("seqused_k, leftpad_k in varlen")
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_used_and_padded_keys_in_varlen(dtype):
+    check_used_and_padded_keys(dtype)
 
 
 def test_no_gradient_through_storage():

@@ -7,26 +7,46 @@
 #pragma once
 
 #include "hip/device/convert.h"
+#include "hip/page_size.h"
 
 namespace flash_attn::gpu {
 
-// `count` rows (at least 1) of `features` elements. `regular`: 16-byte aligned in base, stride and length, and a tile
-// of rows spans less than 2^31 bytes.
+// Rows that lie in pages: the sequence's table has the pages' numbers, of which there are `count`.
+struct Pages {
+  const std::int32_t* table = nullptr;  // Null: rows lie one after another.
+  index_t stride = 0;                   // From a page to the next, in elements.
+  PageSize size = {};
+  int count = 1;
+  int first_slot = 0;    // Where row 0 is.
+  bool aligned = false;  // As Rows::regular, of each row by itself.
+};
+
+// `count` rows (at least 1) of `features` elements. `regular`: 16-byte aligned in base, stride and length, a tile of
+// rows spans less than 2^31 bytes, and they lie one after another.
 template <class T>
 struct Rows {
   const T* data;
   index_t stride;
   int count, features;
   bool regular;
+  Pages pages = {};
 
-  FA_DEVICE Rows from(int row) const { return {data + row * stride, stride, count - row, features, regular}; }
+  // Whatever the table says, it is a row of the tensor.
+  FA_DEVICE const T* row(int r) const {
+    if (!pages.table) return data + r * stride;
+    // What is worked out of a row for good takes registers that WMMA kernels do not have.
+    const u32 slot = u32(pages.first_slot + opaque(r)), n = pages.size.page_of(slot);
+    const int page = max_of(0, min_of(int(pages.table[n]), pages.count - 1));
+    return data + page * pages.stride + index_t(slot - n * u32(pages.size.size)) * stride;
+  }
 };
 
-// kWords words of a row from feature `feature` on, element by element. Past the last feature comes the last feature
-// again.
+// kWords words of a row from feature `feature` on, element by element where they are not aligned. Past the last feature
+// comes the last feature again, or the first ones.
 template <class T, int kWords>
 FA_DEVICE Vec<u32, kWords> load_irregular(const Rows<T>& rows, int row, int feature) {
-  const T* const p = rows.data + min_of(row, rows.count - 1) * rows.stride;
+  const T* const p = rows.row(min_of(row, rows.count - 1));
+  if (rows.pages.aligned) return load<Vec<u32, kWords>>(p + (feature < rows.features ? feature : 0));
   const auto element = [&](int i) { return p[min_of(feature + i, rows.features - 1)]; };
   Vec<u32, kWords> words;
   FA_UNROLL

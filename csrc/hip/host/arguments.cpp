@@ -6,19 +6,21 @@
 namespace flash_attn::gpu {
 namespace {
 
-// A tensor of the problem with its sizes: (B, rows, heads, features), B = 1 when packed.
+// A tensor of the problem with its sizes: (batches, rows, heads, features), one batch element when packed.
 struct Sized {
   const char* name;
   Operand operand;
-  index_t rows, heads, features;
+  index_t batches, rows, heads, features;
   bool written = false;
 };
 
 Sized query_like(const Problem& p, const char* name, const Operand& x, index_t features, bool written = false) {
-  return {name, x, p.varlen ? p.Tq : p.Sq, p.H, features, written};
+  return {name, x, p.varlen ? 1 : p.B, p.varlen ? p.Tq : p.Sq, p.H, features, written};
 }
 Sized key_like(const Problem& p, const char* name, const Operand& x, index_t features, bool written = false) {
-  return {name, x, p.varlen ? p.Tk : p.Sk, p.Hk, features, written};
+  const KeyStorage& s = p.storage;
+  if (s.pages) return {name, x, s.batches, s.page_size, p.Hk, features, written};
+  return {name, x, p.varlen ? 1 : s.batches, p.varlen ? p.Tk : p.Sk, p.Hk, features, written};
 }
 
 std::vector<Sized> tensors_of(const Problem& p) {
@@ -64,8 +66,9 @@ AttentionArgs attention_args(const Problem& p, bool is_regular) {
   a.B = narrow(p.B, "B"), a.H = narrow(p.H, "H"), a.Hk = narrow(p.Hk, "Hk");
   a.D = narrow(p.D, "D"), a.Dv = narrow(p.Dv, "Dv");
   a.Sq = narrow(p.Sq, "Sq"), a.Sk = narrow(p.Sk, "Sk");
-  // Dense kernels do not ask for the rows of packed tensors.
+  // Dense kernels do not ask for the rows of packed tensors. Lengths of keys in pages have the table's bound.
   if (p.varlen) a.Tq = narrow(p.Tq, "Tq"), a.Tk = narrow(p.Tk, "Tk");
+  if (p.storage.pages) a.Tk = std::numeric_limits<std::int32_t>::max();
   a.cu_seqlens_q = p.cu_seqlens_q, a.cu_seqlens_k = p.cu_seqlens_k;
   a.scale_log2 = float(p.scale * kLog2e);
   a.softcap_log2 = float(p.softcap * kLog2e);
@@ -81,15 +84,27 @@ AttentionArgs attention_args(const Problem& p, bool is_regular) {
   return a;
 }
 
+KeyStorageArg storage_arg(const KeyStorage& s) {
+  KeyStorageArg arg{};
+  arg.used = s.used, arg.leftpad = s.leftpad, arg.batch_index = s.batch_index, arg.pages = s.pages;
+  arg.batches = narrow(s.batches, "batch elements, or pages, of k");
+  arg.appended = narrow(s.appended, "new keys of a sequence");
+  if (!s.pages) return arg;
+  arg.pages_stride = s.pages_stride;
+  arg.page = page_size(narrow(s.page_size, "slots of a page"));
+  arg.pages_per_sequence = narrow(s.pages_per_sequence, "pages of block_table");
+  narrow(s.page_size * s.pages_per_sequence, "slots of block_table");
+  return arg;
+}
+
 // ---- What simulated runtimes are told.
 
 using Buffers = std::vector<GpuRuntime::Buffer>;
 
 void add_tensors(Buffers& buffers, const Problem& p, const std::vector<Sized>& tensors) {
   for (const Sized& t : tensors) {
-    const index_t batches = p.varlen ? 1 : p.B;
-    if (batches * t.rows * t.heads * t.features == 0) continue;
-    const index_t last = (batches - 1) * t.operand.batch_stride + (t.rows - 1) * t.operand.row_stride +
+    if (t.batches * t.rows * t.heads * t.features == 0) continue;
+    const index_t last = (t.batches - 1) * t.operand.batch_stride + (t.rows - 1) * t.operand.row_stride +
                          (t.heads - 1) * t.operand.head_stride + t.features;
     buffers.push_back({t.operand.data, static_cast<unsigned long long>(last * size_of(p.dtype)), t.written, t.name});
   }
@@ -105,6 +120,11 @@ void add_common(Buffers& buffers, const Problem& p) {
   const index_t slopes = p.alibi_batch_stride * (p.B - 1) + p.H;
   add(buffers, p.alibi_slopes, slopes * 4, false, "alibi_slopes");
   add(buffers, p.rng_state, 16, false, "rng_state");
+  const KeyStorage& s = p.storage;
+  add(buffers, s.used, p.B * 4, false, "seqused_k");
+  add(buffers, s.leftpad, p.B * 4, false, "leftpad_k");
+  add(buffers, s.batch_index, p.B * 4, false, "cache_batch_idx");
+  add(buffers, s.pages, ((p.B - 1) * s.pages_stride + s.pages_per_sequence) * 4, false, "block_table");
 }
 
 index_t lse_bytes(const Problem& p) { return p.H * (p.varlen ? p.Tq : p.B * p.Sq) * 4; }
@@ -116,7 +136,25 @@ bool is_regular(const ForwardProblem& f) { return regular(f.problem, tensors_of(
 bool is_regular(const BackwardProblem& b) { return regular(b.problem, tensors_of(b)); }
 
 ForwardArgs forward_args(const ForwardProblem& f) {
-  return {attention_args(f.problem, is_regular(f)), tensor(f.out), static_cast<float*>(f.lse)};
+  return {attention_args(f.problem, is_regular(f)), tensor(f.out), static_cast<float*>(f.lse),
+          storage_arg(f.problem.storage)};
+}
+
+AppendArgs append_args(const CacheProblem& c) {
+  const Problem& p = c.forward.problem;
+  AppendArgs args{};
+  args.attention = attention_args(p, false);
+  args.keys = storage_arg(p.storage);
+  args.k_new = tensor(c.k_new), args.v_new = tensor(c.v_new);
+  args.new_rows = args.keys.appended;
+  args.attention.tiles = narrow(p.storage.appended + (c.rotary.given ? p.Sq : 0), "rows of q and new keys");
+  if (!c.rotary.given) return args;
+  args.rotated = tensor(c.forward.out);
+  args.cos = c.rotary.cos.data, args.sin = c.rotary.sin.data;
+  args.positions = narrow(c.rotary.positions, "positions of rotary_cos");
+  args.half = narrow(c.rotary.half, "columns of rotary_cos");
+  args.interleaved = c.rotary.interleaved, args.position_per_row = c.position_per_row;
+  return args;
 }
 
 ForwardDmaskArgs dmask_args(const ForwardProblem& f) { return {attention_args(f.problem, is_regular(f)), f.s_dmask}; }
@@ -140,6 +178,22 @@ Buffers buffers_of(const ForwardProblem& f) {
   add(buffers, f.lse, lse_bytes(f.problem), true, "softmax_lse");
   const Problem& p = f.problem;
   add(buffers, f.s_dmask, p.B * p.H * p.Sq * p.Sk * size_of(p.dtype), true, "S_dmask");
+  return buffers;
+}
+
+Buffers buffers_of(const CacheProblem& c) {
+  const Problem& p = c.forward.problem;
+  std::vector<Sized> tensors = tensors_of(c.forward);
+  for (Sized& t : tensors) t.written = t.operand.data != p.q.data;
+  const index_t rows = p.storage.appended;
+  tensors.push_back({"new k", c.k_new, p.B, rows, p.Hk, p.D});
+  tensors.push_back({"new v", c.v_new, p.B, rows, p.Hk, p.Dv});
+  Buffers buffers;
+  add_tensors(buffers, p, tensors);
+  add_common(buffers, p);
+  const index_t table = c.rotary.positions * c.rotary.half * size_of(p.dtype);
+  add(buffers, c.rotary.cos.data, table, false, "rotary_cos");
+  add(buffers, c.rotary.sin.data, table, false, "rotary_sin");
   return buffers;
 }
 

@@ -9,6 +9,7 @@ namespace flash_attn::gpu {
 
 // Throws NotSupported where sizes exceed the kernels' 32-bit ones.
 ForwardArgs forward_args(const ForwardProblem& problem);
+AppendArgs append_args(const CacheProblem& problem);
 ForwardDmaskArgs dmask_args(const ForwardProblem& problem);
 BackwardArgs backward_args(const BackwardProblem& problem);
 
@@ -20,6 +21,7 @@ bool is_regular(const Problem& problem);
 
 // The memory that a pass touches, for simulated runtimes.
 std::vector<GpuRuntime::Buffer> buffers_of(const ForwardProblem& problem);
+std::vector<GpuRuntime::Buffer> buffers_of(const CacheProblem& problem);  // Before attention.
 std::vector<GpuRuntime::Buffer> buffers_of(const BackwardProblem& problem);
 
 }  // namespace flash_attn::gpu

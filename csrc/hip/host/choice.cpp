@@ -36,7 +36,7 @@ const KernelRow* narrowest(const Problem& p, Family family, Target target, Varia
 // The general variant computes whatever the plain one does.
 const KernelRow* find(const Problem& p, Family family, Target target, Variant variant) {
   const KernelRow* row = narrowest(p, family, target, variant);
-  return row || variant == Variant::general ? row : narrowest(p, family, target, Variant::general);
+  return row || variant != Variant::plain ? row : narrowest(p, family, target, Variant::general);
 }
 
 [[noreturn]] void no_kernel(const Problem& p, const char* pass, const std::string& target) {
@@ -60,8 +60,16 @@ Target target_kind(const std::string& target) {
                      "; " + embedded_list() + ". Move the tensors to the CPU");
 }
 
+const KernelRow& append_kernel(const Problem& p, const std::string& device_target) {
+  if (const KernelRow* row = find(p, Family::append, target_kind(device_target), Variant::general)) return *row;
+  no_kernel(p, "append", device_target);
+}
+
 VariantChoice choose_variant(const Problem& p, bool regular) {
   const auto general = [](std::string why) { return VariantChoice{Variant::general, "general variant: " + why}; };
+  const KeyStorage& s = p.storage;
+  if (s.pages) return {Variant::cache, "cache variant: keys in pages"};
+  if (s.used || s.leftpad || s.batch_index) return {Variant::cache, "cache variant: keys in a cache"};
   if (p.dtype == DType::f32) return general("float32 has no other");
   if (p.softcap > 0) return general("softcap");
   if (p.alibi_slopes) return general("ALiBi");
@@ -81,13 +89,15 @@ std::vector<const KernelRow*> choose_kernels(const Problem& p, Pass pass, const 
                        embedded_list() + ". Build with GPU_ARCHS=" + device_target);
   std::vector<const KernelRow*> rows;
   const auto add = [&](Family family) {
-    // What writes S_dmask is rare and comes in one variant.
-    const KernelRow* row = find(p, family, target, family == Family::forward_dmask ? Variant::general : variant);
+    // What writes S_dmask, or new keys, comes in one variant.
+    const bool has_one = family == Family::forward_dmask || family == Family::append;
+    const KernelRow* row = find(p, family, target, has_one ? Variant::general : variant);
     if (row) rows.push_back(row);
     return row != nullptr;
   };
   if (pass != Pass::backward) {
     if (!add(Family::forward)) no_kernel(p, "forward", device_target);
+    if (p.storage.appended > 0 && !add(Family::append)) no_kernel(p, "append", device_target);
     if (pass == Pass::forward_and_s_dmask && !add(Family::forward_dmask)) no_kernel(p, "S_dmask", device_target);
     return rows;
   }

@@ -20,6 +20,9 @@ VariantChoice choose_variant(const Problem& problem, bool regular);
 std::vector<const KernelRow*> choose_kernels(const Problem& problem, Pass pass, const std::string& target,
                                              Variant variant);
 
+// What puts new keys into a cache and rotates, as choose_kernels.
+const KernelRow& append_kernel(const Problem& problem, const std::string& target);
+
 // Kinds of targets in the manifest. Throws NotSupported for a target that no row is for.
 Target target_kind(const std::string& target);
 

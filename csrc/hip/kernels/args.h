@@ -4,7 +4,7 @@
 // head) are 64-bit.
 #pragma once
 
-#include "core/platform.h"
+#include "hip/page_size.h"
 
 namespace flash_attn::gpu {
 
@@ -38,11 +38,37 @@ struct AttentionArgs {
   std::int32_t tiles;  // Of the longest sequence: blocks per (batch, head).
 };
 
+// Where keys and values are stored, if not one sequence after another; null: not given. Only the cache variant asks.
+struct KeyStorageArg {
+  const std::int32_t* used;         // (B) slots in use, besides `appended` new ones
+  const std::int32_t* leftpad;      // (B) slots before the first key
+  const std::int32_t* batch_index;  // (B) batch elements of k and v
+  const std::int32_t* pages;        // (B, pages_per_sequence): k and v are (batches, page.size, Hk, D or Dv)
+  index_t pages_stride;
+  PageSize page;
+  std::int32_t pages_per_sequence;
+  std::int32_t batches;  // Batch elements, or pages, of k and v.
+  std::int32_t appended;
+};
+
 // Grid: tiles * H * B blocks, and with cu_seqlens tiles * H more, which clear the rows outside of all sequences.
 struct ForwardArgs {
   AttentionArgs attention;
   TensorArg out;  // (B,Sq,H,Dv) or (Tq,H,Dv)
   float* lse;     // (B,H,Sq) or (H,Tq), natural log, +inf for a row that sees no key
+  KeyStorageArg keys;
+};
+
+// Grid: tiles * B blocks, tiles = new_rows, and Sq more where queries are rotated.
+struct AppendArgs {
+  AttentionArgs attention;  // k and v are the caches. Dense.
+  KeyStorageArg keys;
+  TensorArg k_new, v_new;  // (B,new_rows,Hk,D) (B,new_rows,Hk,Dv)
+  TensorArg rotated;       // (B,Sq,H,D), may be q
+  const void *cos, *sin;   // dtype of q, (positions, half), or null with half = 0
+  std::int32_t new_rows, positions, half;
+  std::int32_t interleaved;
+  std::int32_t position_per_row;  // Query row i stands i positions after the first one's, else all at that.
 };
 
 // Grid: tiles * H * B blocks. Writes every element.

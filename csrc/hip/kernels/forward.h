@@ -2,6 +2,7 @@
 #pragma once
 
 #include "hip/kernels/dropout.h"
+#include "hip/kernels/key_storage.h"
 #include "hip/kernels/slack.h"
 #include "hip/kernels/softmax.h"
 
@@ -14,7 +15,7 @@ class Forward {
   using T = typename Engine::Element;
   static constexpr int kKept = Plan::kKeptTiles, kWaveRows = kKept * Engine::kTile, kBlockRows = Plan::kBlockRows;
   static constexpr int kKeys = Plan::kStreamedRows, kThreads = Plan::kWaves * kWave;
-  static constexpr bool kGeneral = Plan::kGeneral;
+  static constexpr bool kGeneral = Plan::kGeneral, kCache = Plan::kCache;
   static_assert(kBlockRows == Plan::kWaves * kWaveRows, "the manifest knows the rows of a block");
   using KTile = RowTile<Engine, kKeys, Plan::kD, kThreads>;
   using VTile = ColumnTile<Engine, kKeys, Plan::kDv, kThreads>;
@@ -30,7 +31,7 @@ class Forward {
     const u32 block = block_index(), unit = block / u32(a.tiles);
     const int b = int(unit / u32(a.H)), h = int(unit % u32(a.H)), tile = int(block % u32(a.tiles));
     if (b == a.B) return clear_slack(args, h, tile);
-    const Span queries = query_span(a, b), keys = key_span(a, b);
+    const Span queries = query_span(a, b), keys = kCache ? stored_keys(a, args.keys, b) : key_span(a, b);
     // Late queries see most keys under a causal mask: their blocks start first.
     const int first = (a.tiles - 1 - tile) * kBlockRows;
     if (first < queries.count) Forward(args, lds, b, h, queries, keys, first).attend();
@@ -87,11 +88,12 @@ class Forward {
     write(dropout.active ? a_.keep_scale : 1.0f);
   }
 
-  FA_DEVICE Rows<T> k_rows(int tile) const {
-    return rows_of<T>(a_.k, b_, h_ / (a_.H / a_.Hk), keys_, tile * kKeys, a_.D, regular_);
-  }
-  FA_DEVICE Rows<T> v_rows(int tile) const {
-    return rows_of<T>(a_.v, b_, h_ / (a_.H / a_.Hk), keys_, tile * kKeys, a_.Dv, regular_);
+  FA_DEVICE Rows<T> k_rows(int tile) const { return key_rows(a_.k, tile, a_.D); }
+  FA_DEVICE Rows<T> v_rows(int tile) const { return key_rows(a_.v, tile, a_.Dv); }
+  FA_DEVICE Rows<T> key_rows(const TensorArg& x, int tile, int features) const {
+    const int head = h_ / (a_.H / a_.Hk), first = tile * kKeys;
+    if constexpr (kCache) return stored_rows<T>(args_.keys, x, b_, head, keys_, first, features, regular_);
+    return rows_of<T>(x, b_, head, keys_, first, features, regular_);
   }
 
   // Keys that every query of the wave sees: their tiles need no mask.

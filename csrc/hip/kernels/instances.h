@@ -4,6 +4,7 @@
 #ifndef FA_FAMILY_forward
 #define FA_FAMILY_forward FA_NOTHING
 #define FA_FAMILY_forward_dmask FA_NOTHING
+#define FA_FAMILY_append FA_NOTHING
 #endif
 #ifndef FA_FAMILY_backward_delta
 #define FA_FAMILY_backward_delta FA_NOTHING

@@ -157,8 +157,8 @@ FLASH_ATTN_API void attention_forward(const ForwardArgs& args, const Executor& e
 FLASH_ATTN_API void attention_with_cache(const CacheArgs& args, const Executor& executor);
 FLASH_ATTN_API void attention_backward(const BackwardArgs& args, const Executor& executor);
 
-/// Throws the Error that a forward pass would for these tensors and numbers. For a caller who draws a seed only for calls
-/// that will be computed: rng_state may be missing. Whether a kernel takes the problem is what explain() tells.
+/// Throws the Error that a forward pass would for these tensors and numbers. For a caller who draws a seed only for
+/// calls that will be computed: rng_state may be missing. Whether a kernel takes the problem is what explain() tells.
 FLASH_ATTN_API void check_problem(const AttentionProblem& problem);
 
 /// What calls on the CPU check of cu_seqlens_q (`queries`) or cu_seqlens_k and calls on a GPU, which do not wait to

@@ -310,28 +310,14 @@ TEST(Validate, BackwardViolations) {
     expect_error(v, false, [](Call& c) { attention_backward(c.backward, default_executor(1)); });
 }
 
-template <class Run>
-std::string text_of_error(const Run& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-TEST(Validate, CheckProblemSaysWhatForwardWould) {
-  const auto compare = [](const Violation& violation, bool packed) {
-    Call call(packed);
-    violation.spoil(call);
-    const std::string of_forward = text_of_error([&] { attention_forward(call.forward, default_executor(1)); });
-    const std::string checked = text_of_error([&] { check_problem(call.forward.problem); });
-    const auto is_about = [&](const char* name) { return of_forward.find(name) != std::string::npos; };
-    const bool of_results = is_about(": out ") || is_about("softmax_lse") || is_about("S_dmask");
-    EXPECT_EQ(checked, of_results || is_about("rng_state is missing") ? "" : of_forward) << violation.name;
+TEST(Validate, CheckProblemRefusesWhatForwardWouldButResults) {
+  const auto check = [](const Violation& v, bool packed) {
+    for (const char* of_results : {"out ", "softmax_lse", "S_dmask", "rng_state is missing"})
+      if (std::string(v.fragments[0]).rfind(of_results, 0) == 0) return;
+    expect_error(v, packed, [](Call& c) { check_problem(c.forward.problem); });
   };
-  for (const Violation& v : kDense) compare(v, false);
-  for (const Violation& v : kPacked) compare(v, true);
+  for (const Violation& v : kDense) check(v, false);
+  for (const Violation& v : kPacked) check(v, true);
 }
 
 TEST(Validate, TheUnspoiledCallsAreValid) {

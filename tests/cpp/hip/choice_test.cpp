@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "flash_attn/gpu.h"
+#include "hip/page_size.h"
 #include "hip/runtime/code_objects.h"
 
 namespace flash_attn::gpu {
@@ -116,6 +117,46 @@ TEST(Choice, FeaturesThatNeedTheGeneralVariant) {
   p = problem(DType::bf16, 64, 64), p.dropout.active = true;
   EXPECT_EQ(variant(p), Variant::general);
   EXPECT_EQ(variant(problem(DType::f32, 64, 64)), Variant::general);
+}
+
+TEST(Choice, KeysInACacheHaveAVariantOfTheirOwn) {
+  const std::int32_t any = 0;
+  const auto of = [](const Problem& p) { return choose_variant(p, true); };
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    Problem p = problem(dtype, 64, 64);
+    p.softcap = 2;
+    for (const std::int32_t** table : {&p.storage.used, &p.storage.leftpad, &p.storage.batch_index, &p.storage.pages}) {
+      *table = &any;
+      EXPECT_EQ(of(p).variant, Variant::cache);
+      EXPECT_EQ(of(p).reason,
+                std::string("cache variant: keys in ") + (table == &p.storage.pages ? "pages" : "a cache"));
+      *table = nullptr;
+    }
+  }
+  for (const std::string& target : amd_targets()) {
+    Problem p = problem(DType::bf16, 100, 64);
+    p.storage.appended = 1;
+    const auto rows = choose_kernels(p, Pass::forward, target, Variant::cache);
+    ASSERT_EQ(rows.size(), 2u);
+    EXPECT_EQ(std::string(rows[0]->name), "fa_forward_bf16_d128_cache");
+    EXPECT_EQ(rows[1], &append_kernel(p, target));
+    p.D = 300;
+    EXPECT_THROW(append_kernel(p, target), NotSupported);
+  }
+}
+
+TEST(PageSize, DividesEverySlot) {
+  for (std::int64_t size = 1; size < std::int64_t(1) << 31; size = size < 300 ? size + 1 : size * 3 + 1) {
+    const PageSize page = page_size(std::int32_t(size));
+    const auto check = [&](std::int64_t slot) {
+      if (slot < 0 || slot >= std::int64_t(1) << 31) return;
+      ASSERT_EQ(page.page_of(std::uint32_t(slot)), slot / size) << slot << " by " << size;
+    };
+    for (std::int64_t slot = 0; slot < 3 * std::min<std::int64_t>(size, 300); ++slot) check(slot);
+    for (std::int64_t pages = 1; pages < std::int64_t(1) << 31; pages = pages * 2 + 1)
+      for (const std::int64_t offset : {-1, 0, 1}) check(pages * size + offset);
+    for (std::int64_t slot = (std::int64_t(1) << 31) - 300; slot < std::int64_t(1) << 31; ++slot) check(slot);
+  }
 }
 
 TEST(CodeObjects, EveryRowOfEveryTargetIsInItsObject) {

@@ -89,7 +89,9 @@ class Filler {
 const gpu::KernelRow& find_row(const Options& options) {
   const std::optional<gpu::Target> target = gpu::amd_target(options.target);
   for (const gpu::KernelRow& row : gpu::kKernels)
-    if (row.target == target && row.name == options.kernel && row.family != gpu::Family::forward_dmask) return row;
+    if (row.target == target && row.name == options.kernel && row.family != gpu::Family::forward_dmask &&
+        row.family != gpu::Family::append)
+      return row;
   throw Error("--attention: forward and backward have no kernel '" + options.kernel + "' for " + options.target);
 }
 
@@ -106,7 +108,7 @@ void add_attention(const std::string& problem, const Options& options, ArgumentL
   grid = {std::uint32_t(a.tiles * (by_query ? p.H : p.Hk) * p.B), 1, 1};
   block = {std::uint32_t(row.threads()), 1, 1};
   if (forward) {
-    const gpu::ForwardArgs args{a, fill.tensor("out", p.Sq, p.H, p.Dv), fill.statistic("lse")};
+    const gpu::ForwardArgs args{a, fill.tensor("out", p.Sq, p.H, p.Dv), fill.statistic("lse"), {}};
     return arguments.add_bytes(std::as_bytes(std::span(&args, 1)));
   }
   gpu::BackwardArgs args{};
