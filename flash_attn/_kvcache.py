@@ -169,10 +169,11 @@ def flash_attn_with_kvcache(
     cache_leftpad: int32 (B): slots before the first key. Queries see slots cache_leftpad[b] .. cache_seqlens[b] + Snew
         - 1, and their number is Sk for causal, window and ALiBi.
     block_table: int32 (B,max_pages): slot s of b is slot s % page of page block_table[b, s // page]. Entries that no
-        key needs may hold anything; the others are checked before anything is written.
+        key needs may hold anything; the others are checked on the CPU before anything is written. On a GPU nothing
+        outside of the caches is reached, whatever they and cache_seqlens say.
     rotary_interleaved: True rotates features (0,1), (2,3), ... together; False i and i + R/2.
     num_splits: 0 to 128, in how many ranges keys may be taken, 0 for the backend's choice; never changes what is
-        computed.
+        computed. Above 1 the native kernels of GPUs raise NotImplementedError.
     The other arguments: see `flash_attn_func`.
 
     Returns out or, with return_softmax_lse, (out, softmax_lse (B,H,Sq)).

@@ -97,6 +97,34 @@ def test_first_call_inside_a_capture():
     assert torch.equal(out, flash_attn.flash_attn_func(*(x.detach() for x in leaves), window_size=(9, 3)))
 
 
+def test_decoding_in_a_graph():
+    """New keys, rotation and attention over pages in one CUDA graph: each replay is a token further."""
+
+    def cuda(*shape):
+        return torch.randn(shape, device="cuda", dtype=torch.float16)
+
+    caches = [cuda(16, 16, 2, 64), cuda(16, 16, 2, 64)]
+    q, k, v, cos, sin = cuda(2, 1, 4, 64), cuda(2, 1, 2, 64), cuda(2, 1, 2, 64), cuda(128, 32), cuda(128, 32)
+    table = torch.randperm(16, device="cuda").view(2, 8).int()
+    used = torch.tensor([30, 3], device="cuda", dtype=torch.int32)
+
+    def step(k_cache, v_cache, used):
+        options = dict(rotary_cos=cos, rotary_sin=sin, cache_seqlens=used, block_table=table, causal=True)
+        out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, **options)
+        used.add_(1)
+        return out
+
+    eager = [x.clone() for x in (*caches, used)]
+    expected = [step(*eager) for _ in range(3)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(*caches, used)
+    for out in expected:
+        graph.replay()
+        assert torch.equal(captured, out)
+    assert all(torch.equal(a, b) for a, b in zip((*caches, used), eager))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(dynamic):
     """torch.compile(fullgraph=True) gives eager's bits, forward and backward, at several lengths."""

@@ -34,7 +34,7 @@ struct Rows {
   // Whatever the table says, it is a row of the tensor.
   FA_DEVICE const T* row(int r) const {
     if (!pages.table) return data + r * stride;
-    // What is worked out of a row for good takes registers that WMMA kernels do not have.
+    // Opaque: clang 22 would keep what follows of every row for the whole main loop, and WMMA kernels would spill.
     const u32 slot = u32(pages.first_slot + opaque(r)), n = pages.size.page_of(slot);
     const int page = max_of(0, min_of(int(pages.table[n]), pages.count - 1));
     return data + page * pages.stride + index_t(slot - n * u32(pages.size.size)) * stride;

@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 #include <limits>
+#include <string_view>
 
 namespace flash_attn::gpu {
 namespace {
@@ -184,7 +185,7 @@ Buffers buffers_of(const ForwardProblem& f) {
 Buffers buffers_of(const CacheProblem& c) {
   const Problem& p = c.forward.problem;
   std::vector<Sized> tensors = tensors_of(c.forward);
-  for (Sized& t : tensors) t.written = t.operand.data != p.q.data;
+  for (Sized& t : tensors) t.written = std::string_view(t.name) != "q";
   const index_t rows = p.storage.appended;
   tensors.push_back({"new k", c.k_new, p.B, rows, p.Hk, p.D});
   tensors.push_back({"new v", c.v_new, p.B, rows, p.Hk, p.Dv});

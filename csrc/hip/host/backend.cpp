@@ -61,7 +61,7 @@ std::string tile_of(const KernelRow& row) {
          number(row.streamed_rows) + (keys ? " queries" : " keys") + " a step, " + number(row.waves) + " waves";
 }
 
-// Whether all rows of the heads that share a key head see the same keys by the same rule: there is one to each head.
+// Whether a head has one row, which sees the same keys by the same rule as those of the heads that share its key head.
 bool can_fold(const Problem& p) {
   return !p.varlen && p.Sq == 1 && p.group() > 1 && p.window_left < 0 && !p.alibi_slopes && !p.dropout.active;
 }
