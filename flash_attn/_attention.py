@@ -59,8 +59,8 @@ def flash_attn_func(
     """Attention of q (B,Sq,H,D) over k (B,Sk,Hk,D) and v (B,Sk,Hk,Dv): out (B,Sq,H,Dv).
 
     Letters: B batch, H query heads, Hk key/value heads (H % Hk == 0; query head h reads kv head h // (H // Hk)),
-    Sq / Sk query / key length, D head dim of queries and keys, Dv of values (each 1 to 576); Tq / Tk tokens of a
-    packed batch.
+    Sq / Sk query / key length, D head dim of queries and keys, Dv of values (each 1 to 576, on GPUs to 256); Tq / Tk
+    tokens of a packed batch.
 
     q, k, v: fp16, bf16, fp32 or fp64 (fp64 on the CPU), all the same, on one device, any strides (copied where the
         last is not 1). Gradients flow to these.
@@ -72,10 +72,11 @@ def flash_attn_func(
         a negative item or None is unbounded, so is None for both. causal=True makes right 0.
     softcap: > 0: score = softcap * tanh(score / softcap), before ALiBi and mask. Not together with dropout.
     alibi_slopes: fp32 (H) or (B,H): adds -slope * |i + Sk - Sq - j| to the score. No gradient.
-    deterministic: bit-identical gradients from run to run. The CPU backend's always are.
+    deterministic: bit-identical gradients from run to run, which those of every backend are without it, too.
     return_attn_probs: also return softmax_lse and S_dmask. Gradient flows through softmax_lse, not through S_dmask.
 
-    Beyond upstream, after its arguments (a dimension of size 1 holds for all; all of them combine with one another):
+    Beyond upstream, after its arguments (a dimension of size 1 holds for all; all of them combine with one another).
+    On the CPU only so far; on a GPU each raises NotImplementedError:
 
     attn_bias: (B|1,H|1,Sq|1,Sk), dtype of q or fp32: added to the score after softcap, as ALiBi is. -inf (anything
         below -1e30) masks. Gradient flows to it, summed in a fixed order where it is broadcast.
@@ -190,7 +191,8 @@ def flash_attn_varlen_func(
 
     seqused_k, leftpad_k: int32 (B): of sequence b only keys leftpad_k[b] to seqused_k[b] - 1 are there. No gradient.
         The first of them, leftpad_k[b], is key 0 for attn_bias, attn_mask, key_begin and key_end, and their number Sk.
-    num_splits: 0 to 128, in how many ranges keys may be taken; never changes what is computed.
+    num_splits: 0 to 128, in how many ranges keys may be taken; never changes what is computed. Above 1 the native
+        kernels of GPUs raise NotImplementedError.
     check_inputs: read cu_seqlens and raise RuntimeError when they do not describe the packed rows. Calls on the CPU
         always do; on a GPU that waits for what is queued, and calls without it clamp the lengths to the tensors.
 

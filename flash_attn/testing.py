@@ -25,7 +25,7 @@ def simulator_library() -> str:
         return path
     raise FileNotFoundError(
         f"the simulator's library {path} is not there; build it in the source tree with `cmake -S tools/gfxsim -B "
-        "build/gfxsim && cmake --build build/gfxsim --target gfxsim_hip`, or set "
+        "build/gfxsim -DGFXSIM_TESTS=OFF && cmake --build build/gfxsim --target gfxsim_hip`, or set "
         f"{LIBRARY_VARIABLE} to its path."
     )
 

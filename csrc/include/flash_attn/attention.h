@@ -121,7 +121,8 @@ struct BackwardArgs {
 struct CacheArgs {
   AttentionProblem problem;
   TensorView k_new, v_new;            ///< (B,Snew,Hk,D), (B,Snew,Hk,Dv), or neither. Need seqused_k. Written to slots
-                                      ///< seqused_k[b] .. seqused_k[b]+Snew-1; of equal slots the last b wins.
+                                      ///< seqused_k[b] .. seqused_k[b]+Snew-1; of equal slots the last b wins on the
+                                      ///< CPU, any b on a GPU, for k and v apart.
   TensorView rotary_cos, rotary_sin;  ///< dtype of q, (positions,R/2), contiguous, with k_new: rotates the first R
                                       ///< features of q and k_new. A key's position is its slot; query row i is at
                                       ///< seqused_k[b] + i, without causal and window all rows at seqused_k[b].
@@ -169,7 +170,7 @@ FLASH_ATTN_API void check_sequence_lengths(const TensorView& cu_seqlens, bool qu
 /// Which backend and kernel a call would use, and why.
 struct Explanation {
   std::string backend;          ///< "cpu" or "gpu"
-  std::string kernel;           ///< such as "cpu.forward.bf16.avx512_bf16" or "fa_forward_bf16_d128_plain"
+  std::string kernel;           ///< such as "cpu.forward.bfloat16.avx512_bf16" or "fa_forward_bf16_d128_plain"
   std::string instruction_set;  ///< such as "avx512_bf16" or "gfx942"
   std::string tile;             ///< such as "4 queries x 64 keys, key blocks of 512"
   std::vector<std::string> reasons;
