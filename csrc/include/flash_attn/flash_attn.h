@@ -1,5 +1,6 @@
 /* FlashAttention, C interface (C11, and C++). What arguments mean, their shapes and dtypes: flash_attn/attention.h
  * and flash_attn/rotary.h, whose structs these mirror field by field; letters as there (B, H, Hk, Sq, Sk, D, Dv, ...).
+ * All tensors are in host memory; GPUs are called from C++ (flash_attn/gpu.h).
  *
  *   flash_attn_problem problem;
  *   flash_attn_problem_init(&problem);         all fields at their defaults, struct_size set
@@ -28,7 +29,7 @@ typedef enum {
   FLASH_ATTN_OK = 0,
   FLASH_ATTN_INVALID = 1,       /* malformed arguments: nothing was written */
   FLASH_ATTN_NOT_SUPPORTED = 2, /* well-formed, and no backend of this build computes it: nothing was written */
-  FLASH_ATTN_FAILED = 3,        /* out of memory, or a GPU runtime's error */
+  FLASH_ATTN_FAILED = 3,        /* out of memory */
   FLASH_ATTN_VERSION = 4        /* a struct_size that this library does not know */
 } flash_attn_status;
 
