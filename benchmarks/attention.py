@@ -19,8 +19,8 @@ On the CPU the rows come in suites, most with a bound that they must reach; the 
 
 All calls of a row are timed in turn (ours, peer, ours, peer, ...), so that a machine that slows down slows both, and
 the value is taken from medians. Before timing, one head of each row's result is compared with attention by its
-definition. On a GPU (--device cuda) there are the dense rows alone; the peer is torch's FlashAttention-2, or with
---against torch-math its attention by definition, and the default is 16k tokens with H * D = 2048.
+definition. On a GPU (--device cuda) there are the dense rows, whose peer is torch's FlashAttention-2, or with --against
+torch-math its attention by definition, by default 16k tokens with H * D = 2048; and with --suites decode caches.
 
 Each side gets the layout it is made for: ours contiguous (B, S, H, D), torch contiguous (B, H, S, D). Backward means
 torch.autograd.grad alone, on a graph that is kept. benchmarks/README.md says how to read the results.
@@ -167,9 +167,13 @@ def refuse(args, error):
         error("--fail-under and --check-required need a ratio, so --against torch")
     if args.cold and args.device == "cuda":
         error("--cold is for --device cpu: a queue of calls runs on a GPU without anything in between")
-    others = [name for name in args.suites or [] if name != "dense"]
+    everywhere = ["dense", "decode"] if args.device == "cuda" and args.against == "torch" else ["dense"]
+    others = [name for name in args.suites or [] if name not in everywhere]
     if others and (args.device == "cuda" or args.against == "none"):
-        error(f"--suites {' '.join(others)}: these are for --device cpu --against torch; --suites dense is for all")
+        error(
+            f"--suites {' '.join(others)}: these are for --device cpu --against torch; dense is for all, "
+            "decode for --device cuda --against torch too"
+        )
     suites = args.suites or ["dense"]
     of_suites = {**dict.fromkeys(DENSE_ONLY, ["dense"]), "plot": list(PLOTS)}
     of_suites.update(dict.fromkeys(("draw", "seed"), ["drawn"]))

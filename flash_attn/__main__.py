@@ -18,7 +18,7 @@ import flash_attn
 from flash_attn import _backend_choice, _native
 
 MISSING = {
-    "on GPUs": "attn_bias, attn_mask, key bounds, learnable_sink, fp64, D above 256 raise; num_splits > 1 needs Triton",
+    "on GPUs": "attn_bias, attn_mask, key bounds, learnable_sink, fp64, D above 256 raise",
     "fp8": "raises RuntimeError; in the module flash_attn_interface fp8 q and descales raise NotImplementedError",
 }
 ENVIRONMENT = (

@@ -44,7 +44,7 @@ build() {
 }
 kernels() { "${kernel_check[@]}"; }
 on_gpu() { OMP_NUM_THREADS=1 python3 -m pytest -q -n 8 --device cuda "$@"; }
-grid() { on_gpu -m gpu tests/python/test_gpu_grid.py tests/python/test_gpu_kvcache.py tests/python/test_attention_drawn.py tests/python/test_not_finite.py; }
+grid() { on_gpu -m gpu tests/python/test_gpu_grid.py tests/python/test_gpu_kvcache.py tests/python/test_gpu_splits.py tests/python/test_attention_drawn.py tests/python/test_not_finite.py; }
 large() { python3 -m pytest -q --device cuda tests/python/test_gpu_large.py; }
 sanitize() {
   local tool

@@ -18,7 +18,6 @@ const char* to_string(Feature feature) noexcept {
     case Feature::cache_batch_idx: return "cache_batch_idx";
     case Feature::seqused_k: return "seqused_k (cache_seqlens)";
     case Feature::leftpad_k: return "leftpad_k (cache_leftpad)";
-    case Feature::split_keys: return "num_splits above 1";
   }
   return "unknown";
 }
@@ -40,7 +39,6 @@ std::vector<Feature> features_of(const Problem& p) {
   add(p.storage.batch_index != nullptr, Feature::cache_batch_idx);
   add(p.storage.used != nullptr, Feature::seqused_k);
   add(p.storage.leftpad != nullptr, Feature::leftpad_k);
-  add(p.num_splits > 1, Feature::split_keys);
   return features;
 }
 

@@ -21,7 +21,6 @@ enum class Feature : std::uint8_t {
   cache_batch_idx,
   seqused_k,
   leftpad_k,
-  split_keys,
 };
 
 /// The arguments that ask for it, such as "key_begin and key_end".

@@ -16,6 +16,7 @@ enum class Family : std::uint8_t {
   backward_dq,
   forward_dmask,
   append,
+  combine,
 };
 enum class EngineKind : std::uint8_t { Mfma, Wmma, MmaSync, Fma };
 
@@ -31,9 +32,15 @@ struct KernelShape {
   constexpr int lds_limit() const { return target == Target::cuda ? 163 * 1024 : 64 * 1024; }
   constexpr bool is_fma() const { return engine == EngineKind::Fma; }
 
+  // Families without go through their rows one by one, at any head dim.
+  constexpr bool has_tiles() const {
+    return family != Family::backward_delta && family != Family::forward_dmask && family != Family::append &&
+           family != Family::combine;
+  }
+
   // LDS of a block: static in AMD code objects, to be passed to the launch on NVIDIA.
   constexpr int lds_bytes() const {
-    if (family == Family::backward_delta || family == Family::forward_dmask || family == Family::append) return 16;
+    if (!has_tiles()) return 16;
     const bool keeps_one = family == Family::forward || family == Family::backward_dv;
     const int kept = block_rows() * (row_bytes(D) + (keeps_one ? 0 : row_bytes(Dv)));
     if (family == Family::forward)

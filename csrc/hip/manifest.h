@@ -9,7 +9,7 @@
 
 namespace flash_attn::gpu {
 
-enum class Variant : std::uint8_t { plain, general, cache };
+enum class Variant : std::uint8_t { plain, general, cache, decode };
 
 struct KernelRow {
   Family family;
@@ -41,13 +41,19 @@ constexpr const char* to_string(Family family) {
     case Family::backward_dq: return "backward_dq";
     case Family::forward_dmask: return "forward_dmask";
     case Family::append: return "append";
+    case Family::combine: return "combine";
   }
   return "";
 }
 // The code object that holds a family's kernels: kernels/<name>.hip.
 constexpr const char* object_name(Family family) {
-  const bool forward = family == Family::forward || family == Family::forward_dmask || family == Family::append;
-  return forward ? "forward" : "backward";
+  switch (family) {
+    case Family::forward:
+    case Family::forward_dmask:
+    case Family::append:
+    case Family::combine: return "forward";
+    default: return "backward";
+  }
 }
 
 inline constexpr KernelRow kKernels[] = {

@@ -191,7 +191,7 @@ ForwardResult forward(const Call& call, const at::Tensor& out) {
   args.out = view(result.out, "out", device);
   args.lse = view(result.softmax_lse, "softmax_lse", device);
   if (call.return_softmax && call.dropout_p > 0) args.s_dmask = view(result.s_dmask, "S_dmask", device);
-  calling_core([&] { attention_forward(args, executor_for(device)); });
+  calling_core([&] { attention_forward(args, CallExecutor(device)); });
   mark_written(out);
   return result;
 }
@@ -230,7 +230,7 @@ at::Tensor reported_rng_state(const Call& call) {
 
 Explanation explain(Call call, Pass pass) {
   call.rng_state = reported_rng_state(call);
-  return calling_core([&] { return flash_attn::explain(problem_of(call), pass, executor_for(call.q.device())); });
+  return calling_core([&] { return flash_attn::explain(problem_of(call), pass, CallExecutor(call.q.device())); });
 }
 
 void check_return_softmax(const Call& call) {

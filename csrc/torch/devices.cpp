@@ -1,6 +1,7 @@
 #include "devices.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <flash_attn/gpu.h>
 
@@ -26,7 +27,11 @@ void* native_stream(const Stream& stream) {
 
 GpuQueue queue_of(const at::Device& device) {
   const c10::impl::VirtualGuardImpl guard(device.type());
-  return {&gpu_runtime(), device.index(), native_stream(guard.getStream(device))};
+  GpuQueue queue;
+  queue.runtime = &gpu_runtime();
+  queue.device = device.index();
+  queue.stream = native_stream(guard.getStream(device));
+  return queue;
 }
 
 void start_simulation(const std::string& library, const std::string& target, const std::string& schedule,
@@ -93,6 +98,15 @@ Executor executor_for(const at::Device& device) {
     });
   };
   return executor;
+}
+
+CallExecutor::CallExecutor(const at::Device& device) : device_(device), executor_(executor_for(device)) {
+  executor_.gpu.scratch_context = this;
+  executor_.gpu.scratch = [](void* context, std::int64_t bytes) -> void* {
+    auto& self = *static_cast<CallExecutor*>(context);
+    self.lent_.push_back(at::empty({bytes}, at::TensorOptions(self.device_).dtype(at::kByte)));
+    return self.lent_.back().data_ptr();
+  };
 }
 
 void define_gpu_functions(py::module_& m) {

@@ -5,6 +5,8 @@
 #include <flash_attn/attention.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <vector>
+
 namespace flash_attn::torch_binding {
 
 /// Raises NotImplementedError unless a backend computes on the device. torch calls AMD's GPUs cuda as well.
@@ -16,6 +18,21 @@ Device core_device(const at::Device& device);
 /// Threads of torch's intra-op pool, so that a process has one pool and torch.set_num_threads governs it; for a GPU its
 /// runtime and torch's current stream.
 Executor executor_for(const at::Device& device);
+
+/// The same, for one call: lends memory of the device, which is kept until the call has been queued. What torch then
+/// gives to others on that stream they use after it.
+class CallExecutor {
+ public:
+  explicit CallExecutor(const at::Device& device);
+  CallExecutor(const CallExecutor&) = delete;
+  CallExecutor& operator=(const CallExecutor&) = delete;
+  operator const Executor&() const { return executor_; }
+
+ private:
+  at::Device device_;
+  std::vector<at::Tensor> lent_;
+  Executor executor_;
+};
 
 /// Python's access to runtimes, code objects and simulations, as functions of `m`.
 void define_gpu_functions(py::module_& m);

@@ -27,7 +27,7 @@ CacheArgs inputs_of(const CacheCall& cache) {
 }  // namespace
 
 Explanation explain(const CacheCall& cache) {
-  return calling_core([&] { return flash_attn::explain(inputs_of(cache), executor_for(cache.call.q.device())); });
+  return calling_core([&] { return flash_attn::explain(inputs_of(cache), CallExecutor(cache.call.q.device())); });
 }
 
 CacheCall with_contiguous_rows(CacheCall cache) {
@@ -44,7 +44,7 @@ ForwardResult forward_with_cache(const CacheCall& cache, const at::Tensor& out) 
   const ForwardResult result = allocate_forward(call, out);
   args.out = view(result.out, "out", device);
   args.lse = view(result.softmax_lse, "softmax_lse", device);
-  calling_core([&] { attention_with_cache(args, executor_for(device)); });
+  calling_core([&] { attention_with_cache(args, CallExecutor(device)); });
   mark_written(out);
   if (cache.k_new.defined()) {
     mark_written(call.k);

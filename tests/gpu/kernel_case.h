@@ -20,6 +20,7 @@ struct KernelCase {
   std::int64_t extra_rows = 0;                     // Varlen: rows behind the last sequence
   bool misaligned = false;                         // Rows at odd element offsets
   double scale = 0.0;                              // 0: 1 / sqrt(D)
+  int splits = 1;                                  // Ranges of keys; more are for the cache variant.
 
   bool varlen() const { return !q_lengths.empty(); }
 };
@@ -48,7 +49,7 @@ class GuardedBuffer {
     if (std::memcmp(got.data(), image_.data(), begin) != 0 ||
         std::memcmp(got.data() + begin + bytes_, image_.data() + begin + bytes_, kGuardBytes) != 0)
       throw std::runtime_error("a kernel wrote outside of an output");
-    std::memcpy(to, got.data() + begin, bytes_);
+    if (to) std::memcpy(to, got.data() + begin, bytes_);
   }
 
  private:
@@ -58,16 +59,21 @@ class GuardedBuffer {
   char* base_;
 };
 
-inline const gpu::KernelRow& find_kernel(gpu::Family family, gpu::Target target, DType dtype, std::int64_t D,
-                                         std::int64_t Dv, gpu::Variant variant) {
+// Null where there is none.
+inline const gpu::KernelRow* look_up_kernel(gpu::Family family, gpu::Target target, DType dtype, std::int64_t D,
+                                            std::int64_t Dv, gpu::Variant variant) {
   const gpu::KernelRow* best = nullptr;
   for (const gpu::KernelRow& row : gpu::kKernels) {
     if (row.family != family || row.target != target || row.dtype != dtype || row.variant != variant) continue;
     if (row.D < D || row.Dv < Dv || (best && best->D <= row.D)) continue;
     best = &row;
   }
-  if (!best) throw std::runtime_error("the manifest has no kernel for this problem");
-  return *best;
+  return best;
+}
+inline const gpu::KernelRow& find_kernel(gpu::Family family, gpu::Target target, DType dtype, std::int64_t D,
+                                         std::int64_t Dv, gpu::Variant variant) {
+  if (const gpu::KernelRow* row = look_up_kernel(family, target, dtype, D, Dv, variant)) return *row;
+  throw std::runtime_error("the manifest has no kernel for this problem");
 }
 
 // Kernel arguments with everything but pointers, for contiguous tensors.

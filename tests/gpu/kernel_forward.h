@@ -52,11 +52,28 @@ class ForwardCheck : KernelRun {
     a.tiles = int(max_of<index_t>(1, ceil_div(c_.shape.Sq, kernel.block_rows())));
     args.out = tensor(out, c_.shape.Sq, c_.shape.H, c_.shape.Dv);
     args.lse = reinterpret_cast<float*>(lse.data());
-    const unsigned blocks = unsigned(a.tiles * a.H * (a.B + (c_.varlen() ? 1 : 0)));
+    const index_t rows = Tq_ * c_.shape.H, splits = c_.splits;
+    GuardedBuffer parts(device_, std::size_t(splits * rows * c_.shape.Dv * 4)),
+        lses(device_, std::size_t(splits * rows * 4));
+    parts.fill(nullptr), lses.fill(nullptr);
+    args.splits = {c_.splits, rows, reinterpret_cast<float*>(parts.data()), reinterpret_cast<float*>(lses.data())};
+    const unsigned blocks = unsigned(a.tiles * c_.splits * a.H * (a.B + (c_.varlen() ? 1 : 0)));
     const float ms = device_.launch(kernel, blocks, &args, sizeof(args), repeats);
+    if (splits > 1) combine(args);
+    parts.fetch(nullptr), lses.fetch(nullptr);
     out.fetch(const_cast<char*>(out_.bytes().data()));
     lse.fetch(const_cast<char*>(lse_.bytes().data()));
     return ms;
+  }
+
+  void combine(const gpu::ForwardArgs& forward) {
+    const gpu::KernelRow& kernel =
+        find_kernel(gpu::Family::combine, device_.target(), dtype_, 1, 1, gpu::Variant::general);
+    const gpu::AttentionArgs& a = forward.attention;
+    const int waves = int(ceil_div(a.Dv, kernel.wave()));
+    const gpu::CombineArgs args{forward.splits, forward.out, forward.lse, a.H, c_.varlen() ? a.Tq : a.Sq, a.Dv, waves};
+    const index_t blocks = ceil_div(forward.splits.rows * waves, index_t(kernel.waves));
+    device_.launch(kernel, unsigned(blocks), &args, sizeof(args), 1);
   }
 
   double dmask_error() {

@@ -221,9 +221,10 @@ int main(int argc, char** argv) {
       const auto wanted = [&](const std::string& text) {
         return std::string(row.name).find(text) != std::string::npos;
       };
-      // append has neither barriers nor LDS; a cache variant waits as the general one does, and for its tables, which
-      // no problem here has.
-      const bool swept = row.family != gpu::Family::append && row.variant != gpu::Variant::cache;
+      // append and combine have neither barriers nor LDS; variants for caches wait as the general one does, and for
+      // tables, which no problem here has.
+      const bool swept = row.family != gpu::Family::append && row.family != gpu::Family::combine &&
+                         row.variant != gpu::Variant::cache && row.variant != gpu::Variant::decode;
       if (row.target == sweep.target() && swept && (only.empty() || std::any_of(only.begin(), only.end(), wanted)))
         ok = sweep.kernel(row) && ok;
     }

@@ -107,16 +107,6 @@ def test_lacking_score_tables(target, name):
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("target", [pytest.param(t, marks=missing(t, "split-KV")) for t in SIMULATED])
-def test_lacking_split_keys(target):
-    cache = torch.ones(1, 16, 2, 16)
-    with Device(target).scope(), pytest.raises(NotImplementedError, match="does not support num_splits above 1"):
-        flash_attn.flash_attn_with_kvcache(cache[:, :1], cache, cache, cache[:, :1] * 2, cache[:, :1], cache_seqlens=3,
-                                           num_splits=2)  # fmt: skip
-    assert (cache == 1).all()
-
-
-@pytest.mark.simulated
 @pytest.mark.parametrize("target", SIMULATED)
 @pytest.mark.parametrize("D", (64, 128, 256))
 def test_tiles_are_spanned(target, D):

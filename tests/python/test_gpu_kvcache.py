@@ -15,8 +15,8 @@ from flash_attn import explain, flash_attn_func, flash_attn_with_kvcache
 
 pytestmark = pytest.mark.gpu
 
-# The calls of the CPU's grid that GPUs take: not fp64, and keys are not split.
-ROWS = [{**row, "num_splits": 0} for row in cases.covering(serving.FACTORS, serving.allowed) if row["dtype"] != "fp64"]
+# The calls of the CPU's grid that GPUs take: not fp64.
+ROWS = [row for row in cases.covering(serving.FACTORS, serving.allowed) if row["dtype"] != "fp64"]
 SCHEDULES = ("in-order", "round-robin", "random")
 
 
@@ -127,21 +127,19 @@ def _slots_of_the_others(call, page):
     return {(n, slot) for n in pages for slot in range(page)}
 
 
-def test_queries_are_rotated_in_the_memory_of_out(device):
-    """Which is there for as many features as q has: else the call raises, and the cache is as it was."""
+def test_rotated_queries_wider_than_values(device):
+    """Else they are rotated in the memory of out."""
     needs_code_of(device)
     row = {**serving.PLAIN, "dtype": "bf16", "rotary": "interleaved", "D": 64}
-    call = serving.make_call(row).to(device.torch_name)
-    v_cache, v = (x[..., :40].contiguous() for x in (call.v_cache, call.v))
-    before = call.k_cache.clone(), v_cache.clone()
-    with device.scope(), pytest.raises(NotImplementedError, match="D = 64, Dv = 40"):
-        flash_attn_with_kvcache(**{**call.arguments(), "v_cache": v_cache, "v": v})
-    assert torch.equal(call.k_cache, before[0]) and torch.equal(v_cache, before[1])
+    call = serving.make_call(row)
+    call.v_cache, call.v = (x[..., :40].contiguous() for x in (call.v_cache, call.v))
+    serving.check(call, "bf16", device)
 
 
 def test_explain_names_what_appends(device):
     needs_code_of(device)
-    call = serving.make_call({**serving.PLAIN, "dtype": "bf16", "storage": "page 16"}).to(device.torch_name)
+    call = serving.make_call({**serving.PLAIN, "dtype": "bf16", "storage": "page 16", "num_splits": 1})
+    call = call.to(device.torch_name)
     with device.scope():
         explanation = explain(flash_attn_with_kvcache, **call.arguments())
     assert explanation.kernel == "fa_forward_bf16_d64_cache, fa_append_bf16_d256_general"

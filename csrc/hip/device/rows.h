@@ -41,11 +41,10 @@ struct Rows {
   }
 };
 
-// kWords words of a row from feature `feature` on, element by element where they are not aligned. Past the last feature
-// comes the last feature again, or the first ones.
+// kWords words of the row at p from feature `feature` on, element by element where they are not aligned. Past the last
+// feature comes the last feature again, or the first ones.
 template <class T, int kWords>
-FA_DEVICE Vec<u32, kWords> load_irregular(const Rows<T>& rows, int row, int feature) {
-  const T* const p = rows.row(min_of(row, rows.count - 1));
+FA_DEVICE Vec<u32, kWords> load_irregular(const Rows<T>& rows, const T* p, int feature) {
   if (rows.pages.aligned) return load<Vec<u32, kWords>>(p + (feature < rows.features ? feature : 0));
   const auto element = [&](int i) { return p[min_of(feature + i, rows.features - 1)]; };
   Vec<u32, kWords> words;
@@ -62,7 +61,8 @@ FA_DEVICE Vec<u32, kWords> load_irregular(const Rows<T>& rows, int row, int feat
 // kWords words of a row; whatever finite past the features.
 template <bool kMayBeIrregular, int kWords, class T>
 FA_DEVICE Vec<u32, kWords> load_clamped(const Rows<T>& rows, int row, int feature) {
-  if (kMayBeIrregular && !rows.regular) return load_irregular<T, kWords>(rows, row, feature);
+  if (kMayBeIrregular && !rows.regular)
+    return load_irregular<T, kWords>(rows, rows.row(min_of(row, rows.count - 1)), feature);
   const int inside = feature < rows.features ? feature : 0;
   return load<Vec<u32, kWords>>(rows.data + min_of(row, rows.count - 1) * rows.stride + inside);
 }
@@ -123,6 +123,16 @@ FA_DEVICE void load_regular(V (&to)[kReads], const Rows<T>& rows, int tile_rows,
     for (int i = 0; i < kReads; ++i)
       to[i] = load<V>(base + (u32(min_of(row + step(i), rows.count - 1)) * u32(stride) + lane));
   }
+}
+
+// The same pieces where rows are irregular: first where all are, since of pages that is read from a table.
+template <int kReads, int kWords, class T, class Step>
+FA_DEVICE void load_irregular(Vec<u32, kWords> (&to)[kReads], const Rows<T>& rows, int row, Step step, int feature) {
+  const T* at[kReads];
+  FA_UNROLL
+  for (int i = 0; i < kReads; ++i) at[i] = rows.row(min_of(row + step(i), rows.count - 1));
+  FA_UNROLL
+  for (int i = 0; i < kReads; ++i) to[i] = load_irregular<T, kWords>(rows, at[i], feature);
 }
 
 // Rows of kUnits units in LDS. Unit u of row r stands at u ^ s(r): lanes that read one unit of successive rows, and

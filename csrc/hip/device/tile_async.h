@@ -42,19 +42,21 @@ class AsyncTile {
   template <bool kMayBeIrregular>
   FA_DEVICE void fetch(const Rows<T>& rows) {
     const int unit = thread_index() % kUnitsPerRow, row = thread_index() / kUnitsPerRow;
-    if (kMayBeIrregular && !rows.regular) {
+    const auto source = [&](int i) {
+      const int r = min_of(row + i * kRowStep, rows.count - 1);
+      return kMayBeIrregular ? rows.row(r) : rows.data + r * rows.stride;
+    };
+    if (kMayBeIrregular && !rows.regular && !rows.pages.aligned) {
       FA_UNROLL
       for (int i = 0; i < kCopies; ++i)
-        store(lds_ + Layout::offset(row + i * kRowStep, unit),
-              load_irregular<T, 4>(rows, row + i * kRowStep, unit * 8));
+        store(lds_ + Layout::offset(row + i * kRowStep, unit), load_irregular<T, 4>(rows, source(i), unit * 8));
       return;
     }
-    const T* const from = rows.data + (unit * 8 < rows.features ? unit * 8 : 0);
+    const int feature = unit * 8 < rows.features ? unit * 8 : 0;
     FA_UNROLL
     for (int i = 0; i < kCopies; ++i) {
       const u32 to = u32(__cvta_generic_to_shared(lds_ + Layout::offset(row + i * kRowStep, unit)));
-      const T* const source = from + min_of(row + i * kRowStep, rows.count - 1) * rows.stride;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(source) : "memory");
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(source(i) + feature) : "memory");
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }

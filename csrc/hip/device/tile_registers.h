@@ -51,12 +51,9 @@ class RowTile {
   template <bool kMayBeIrregular>
   FA_DEVICE void fetch(const Rows<T>& rows) {
     const int unit = thread_index() % kUnitsPerRow, row = thread_index() / kUnitsPerRow;
-    if (kMayBeIrregular && !rows.regular) {
-      FA_UNROLL
-      for (int i = 0; i < kReads; ++i) held_[i] = load_irregular<T, 4>(rows, row + i * kRowStep, unit * 8);
-      return;
-    }
-    load_regular(held_, rows, kRows, row, [](int i) { return i * kRowStep; }, unit * 8);
+    const auto step_of = [](int i) { return i * kRowStep; };
+    if (kMayBeIrregular && !rows.regular) return load_irregular(held_, rows, row, step_of, unit * 8);
+    load_regular(held_, rows, kRows, row, step_of, unit * 8);
   }
 
   // Writes them to LDS, which no wave may still be reading.
@@ -101,12 +98,7 @@ class ColumnTile {
   template <bool kMayBeIrregular>
   FA_DEVICE void fetch(const Rows<T>& rows) {
     const int feature = thread_index() % kBlocksPerRow * kWidth;
-    if (kMayBeIrregular && !rows.regular) {
-      FA_UNROLL
-      for (int i = 0; i < 8 * kBlocks; ++i)
-        held_[i] = load_irregular<T, kWidth / 2>(rows, row_of_thread() + step_of(i), feature);
-      return;
-    }
+    if (kMayBeIrregular && !rows.regular) return load_irregular(held_, rows, row_of_thread(), step_of, feature);
     load_regular(held_, rows, kRows, row_of_thread(), step_of, feature);
   }
 

@@ -128,7 +128,8 @@ void add_common(Buffers& buffers, const Problem& p) {
   add(buffers, s.pages, ((p.B - 1) * s.pages_stride + s.pages_per_sequence) * 4, false, "block_table");
 }
 
-index_t lse_bytes(const Problem& p) { return p.H * (p.varlen ? p.Tq : p.B * p.Sq) * 4; }
+index_t lse_rows(const Problem& p) { return p.H * (p.varlen ? p.Tq : p.B * p.Sq); }
+index_t lse_bytes(const Problem& p) { return lse_rows(p) * 4; }
 
 }  // namespace
 
@@ -137,11 +138,32 @@ bool is_regular(const ForwardProblem& f) { return regular(f.problem, tensors_of(
 bool is_regular(const BackwardProblem& b) { return regular(b.problem, tensors_of(b)); }
 
 ForwardArgs forward_args(const ForwardProblem& f) {
-  return {attention_args(f.problem, is_regular(f)), tensor(f.out), static_cast<float*>(f.lse),
-          storage_arg(f.problem.storage)};
+  return {attention_args(f.problem, is_regular(f)),
+          tensor(f.out),
+          static_cast<float*>(f.lse),
+          storage_arg(f.problem.storage),
+          {1, lse_rows(f.problem), nullptr, nullptr}};
 }
 
-AppendArgs append_args(const CacheProblem& c) {
+index_t scratch_bytes(const Problem& p, index_t splits) { return splits * lse_rows(p) * (p.Dv + 1) * 4; }
+
+void give_scratch(SplitsArg& splits, const Problem& p, void* scratch) {
+  splits.out = static_cast<float*>(scratch);
+  splits.lse = splits.out + splits.count * splits.rows * p.Dv;
+}
+
+CombineArgs combine_args(const ForwardProblem& f, const ForwardArgs& forward, int wave) {
+  const Problem& p = f.problem;
+  return {forward.splits,
+          forward.out,
+          forward.lse,
+          forward.attention.H,
+          narrow(p.varlen ? p.Tq : p.Sq, "rows of q"),
+          forward.attention.Dv,
+          narrow(ceil_div(p.Dv, index_t(wave)), "waves of a row")};
+}
+
+AppendArgs append_args(const CacheProblem& c, const Operand& rotated) {
   const Problem& p = c.forward.problem;
   AppendArgs args{};
   args.attention = attention_args(p, false);
@@ -150,7 +172,7 @@ AppendArgs append_args(const CacheProblem& c) {
   args.new_rows = args.keys.appended;
   args.attention.tiles = narrow(p.storage.appended + (c.rotary.given ? p.Sq : 0), "rows of q and new keys");
   if (!c.rotary.given) return args;
-  args.rotated = tensor(c.forward.out);
+  args.rotated = tensor(rotated);
   args.cos = c.rotary.cos.data, args.sin = c.rotary.sin.data;
   args.positions = narrow(c.rotary.positions, "positions of rotary_cos");
   args.half = narrow(c.rotary.half, "columns of rotary_cos");
@@ -172,20 +194,22 @@ BackwardArgs backward_args(const BackwardProblem& b) {
           static_cast<const float*>(b.dlse)};
 }
 
-Buffers buffers_of(const ForwardProblem& f) {
+Buffers buffers_of(const ForwardProblem& f, const SplitsArg& splits) {
   Buffers buffers;
   add_tensors(buffers, f.problem, tensors_of(f));
   add_common(buffers, f.problem);
   add(buffers, f.lse, lse_bytes(f.problem), true, "softmax_lse");
   const Problem& p = f.problem;
   add(buffers, f.s_dmask, p.B * p.H * p.Sq * p.Sk * size_of(p.dtype), true, "S_dmask");
+  add(buffers, splits.out, scratch_bytes(p, splits.count), true, "scratch memory");
   return buffers;
 }
 
-Buffers buffers_of(const CacheProblem& c) {
+Buffers buffers_of(const CacheProblem& c, const Operand& rotated) {
   const Problem& p = c.forward.problem;
-  std::vector<Sized> tensors = tensors_of(c.forward);
+  std::vector<Sized> tensors = tensors_of(p);
   for (Sized& t : tensors) t.written = std::string_view(t.name) != "q";
+  if (c.rotary.given) tensors.push_back(query_like(p, "rotated q", rotated, p.D, true));
   const index_t rows = p.storage.appended;
   tensors.push_back({"new k", c.k_new, p.B, rows, p.Hk, p.D});
   tensors.push_back({"new v", c.v_new, p.B, rows, p.Hk, p.Dv});

@@ -1,5 +1,5 @@
-// The GPU backend: chooses kernels, fills their arguments, launches them on the caller's stream. It allocates nothing,
-// waits for nothing and reads nothing from GPU memory, so a call can be captured in a graph.
+// The GPU backend: chooses kernels, fills their arguments, launches them on the caller's stream. It allocates nothing
+// itself, waits for nothing and reads nothing from GPU memory, so a call can be captured in a graph.
 #include "core/backend.h"
 
 #include "core/features.h"
@@ -25,18 +25,21 @@ void require_supported(const Problem& p, Pass pass) {
                     Feature::cache_batch_idx, Feature::seqused_k, Feature::leftpad_k});
 }
 
-// Blocks of a launch: `tiles` for every head and sequence, and with cu_seqlens for every head as many once more, which
-// share the rows outside of all sequences, to clear them. S_dmask has none.
-std::uint32_t blocks_of(const AttentionArgs& a, const KernelRow& row, index_t heads) {
-  const index_t blocks =
-      a.tiles * heads * (index_t(a.B) + (a.cu_seqlens_q && row.family != Family::forward_dmask ? 1 : 0));
+std::uint32_t checked_blocks(index_t blocks, const KernelRow& row, index_t B, index_t heads) {
   // HIP counts the grid in work-items, in 32 bits.
   const index_t most = ((index_t(1) << 32) - 1) / row.threads();
   if (blocks > most)
     throw NotSupported(std::string("flash_attn: a launch of ") + std::to_string(blocks) +
-                       " blocks is needed for B = " + std::to_string(a.B) + " and " + std::to_string(heads) +
+                       " blocks is needed for B = " + std::to_string(B) + " and " + std::to_string(heads) +
                        " heads, and a GPU takes at most " + std::to_string(most) + "; split the batch");
   return static_cast<std::uint32_t>(blocks);
+}
+
+// Blocks of a launch: `tiles` * `splits` for every head and sequence, and with cu_seqlens for every head as many once
+// more, which share the rows outside of all sequences, to clear them. S_dmask has none.
+std::uint32_t blocks_of(const AttentionArgs& a, const KernelRow& row, index_t heads, index_t splits = 1) {
+  const bool clears = a.cu_seqlens_q && row.family != Family::forward_dmask;
+  return checked_blocks(a.tiles * splits * heads * (index_t(a.B) + (clears ? 1 : 0)), row, a.B, heads);
 }
 
 std::int32_t tiles_of(index_t rows, const KernelRow& row) {
@@ -55,6 +58,7 @@ std::string list_names(const std::vector<const KernelRow*>& rows) {
 
 std::string tile_of(const KernelRow& row) {
   if (row.family == Family::append) return "a block for a row of all heads";
+  if (row.family == Family::combine) return "a wave for " + std::to_string(row.wave()) + " features of a row";
   const auto number = [](int n) { return std::to_string(n); };
   const bool keys = keeps_keys(row.family);
   return std::string("blocks of ") + number(row.block_rows()) + (keys ? " keys x " : " queries x ") +
@@ -77,25 +81,73 @@ ForwardProblem fold_heads(ForwardProblem f) {
   return f;
 }
 
-// A forward pass that is known to be possible.
-struct ForwardLaunch {
-  GpuRuntime& runtime;
-  ForwardArgs args;
-  std::vector<const KernelRow*> rows;
-  std::uint32_t blocks;
+void* lend(const GpuQueue& queue, index_t bytes) {
+  if (bytes == 0) return nullptr;
+  if (void* memory = queue.scratch(queue.scratch_context, bytes)) return memory;
+  throw Error("flash_attn: GpuQueue::scratch lent no memory where " + std::to_string(bytes) + " bytes were asked for");
+}
 
-  ForwardLaunch(const ForwardProblem& given, const Executor& executor) : runtime(runtime_of(executor.gpu)) {
-    const ForwardProblem f = fold_heads(given);
-    const Problem& p = f.problem;
-    const Pass pass = f.s_dmask ? Pass::forward_and_s_dmask : Pass::forward;
-    require_supported(p, pass);
-    args = forward_args(f);
-    const Variant variant = choose_variant(p, args.attention.regular).variant;
-    rows = choose_kernels(p, pass, runtime.device(executor.gpu.device).target, variant);
-    args.attention.tiles = tiles_of(p.Sq, *rows[0]);
-    blocks = blocks_of(args.attention, *rows[0], p.H);
+// The kernels of a forward pass, and why these. Of a folded problem (fold_heads).
+struct ForwardKernels {
+  SplitChoice splits;
+  VariantChoice variant;
+  std::vector<const KernelRow*> rows;  // forward, then what writes S_dmask
+  const KernelRow* combine = nullptr;  // If keys are in more than one range.
+
+  ForwardKernels(const Problem& p, Pass pass, bool regular, const GpuDevice& device, bool has_scratch)
+      : splits(choose_splits(p, pass, device, has_scratch)),
+        variant(choose_variant(p, regular, splits)),
+        rows(choose_kernels(p, pass, device.target, variant.variant)) {
+    if (splits.count > 1) combine = &only_kernel(p, Family::combine, device.target);
   }
-  void run(const GpuQueue& queue) const { runtime.launch(*rows[0], queue, blocks, &args); }
+};
+
+// A forward pass that is known to be possible.
+class ForwardLaunch {
+ public:
+  GpuRuntime& runtime;
+
+  ForwardLaunch(const ForwardProblem& given, const GpuQueue& queue)
+      : runtime(runtime_of(queue)), queue_(queue), f_(fold_heads(given)), args_(forward_args(f_)) {
+    const Pass pass = f_.s_dmask ? Pass::forward_and_s_dmask : Pass::forward;
+    require_supported(f_.problem, pass);
+    const ForwardKernels kernels(f_.problem, pass, args_.attention.regular, runtime.device(queue.device),
+                                 queue.scratch != nullptr);
+    rows_ = kernels.rows, combine_ = kernels.combine;
+    args_.attention.tiles = tiles_of(f_.problem.Sq, *rows_[0]);
+    args_.splits.count = std::int32_t(kernels.splits.count);
+    blocks_ = blocks_of(args_.attention, *rows_[0], f_.problem.H, args_.splits.count);
+    if (!combine_) return;
+    combine_args_ = combine_args(f_, args_, combine_->wave());
+    const index_t blocks = ceil_div(args_.splits.rows * combine_args_.waves_per_row, index_t(combine_->waves));
+    combine_blocks_ = checked_blocks(blocks, *combine_, f_.problem.B, f_.problem.H);
+    give_scratch(args_.splits, f_.problem, lend(queue, scratch_bytes(f_.problem, args_.splits.count)));
+    combine_args_.splits = args_.splits;
+  }
+
+  void run() const {
+    if (runtime.simulated()) runtime.set_buffers(buffers_of(f_, args_.splits));
+    runtime.launch(*rows_[0], queue_, blocks_, &args_);
+    if (f_.s_dmask) write_s_dmask();
+    if (combine_blocks_ > 0) runtime.launch(*combine_, queue_, combine_blocks_, &combine_args_);
+  }
+
+ private:
+  void write_s_dmask() const {
+    const Problem& p = f_.problem;
+    const KernelRow& row = *rows_[1];
+    ForwardDmaskArgs args = dmask_args(f_);
+    args.attention.tiles = tiles_of(p.Sq, row);
+    if (p.Sq * p.Sk > 0) runtime.launch(row, queue_, blocks_of(args.attention, row, p.H), &args);
+  }
+
+  const GpuQueue& queue_;
+  ForwardProblem f_;
+  ForwardArgs args_;
+  std::vector<const KernelRow*> rows_;
+  const KernelRow* combine_;
+  CombineArgs combine_args_{};
+  std::uint32_t blocks_, combine_blocks_ = 0;
 };
 
 class GpuBackend final : public Backend {
@@ -104,56 +156,44 @@ class GpuBackend final : public Backend {
 
   Explanation explain(const Problem& given, Pass pass, const Executor& executor) const override {
     require_supported(given, pass);
+    const GpuQueue& queue = executor.gpu;
+    const GpuDevice& device = runtime_of(queue).device(queue.device);
+    if (pass == Pass::backward) {
+      const VariantChoice choice = choose_variant(given, is_regular(given));
+      return explanation_of(given, queue, choice, choose_kernels(given, pass, device.target, choice.variant));
+    }
     ForwardProblem f;
     f.problem = given;
-    const bool folded = pass == Pass::forward && can_fold(given);
-    const Problem p = folded ? fold_heads(f).problem : given;
-    const GpuDevice device = runtime_of(executor.gpu).device(executor.gpu.device);
-    const VariantChoice choice = choose_variant(p, is_regular(p));
-    const std::vector<const KernelRow*> rows = choose_kernels(p, pass, device.target, choice.variant);
-    Explanation e;
-    e.backend = name();
-    e.kernel = list_names(rows);
-    e.instruction_set = device.target;
-    for (const KernelRow* each : rows) e.tile += (e.tile.empty() ? "" : "; ") + tile_of(*each);
-    const KernelRow& row = pass == Pass::backward ? *rows.back() : *rows.front();
-    const bool has_no_other = row.variant != choice.variant;
-    e.reasons = {std::string("GPU ") + std::to_string(executor.gpu.device) + " is a " + device.target + " (" +
-                     device.runtime + ")",
-                 has_no_other ? "general variant: " + device.target + " has no other" : choice.reason,
-                 std::string("head dims D = ") + std::to_string(p.D) + ", Dv = " + std::to_string(p.Dv) +
-                     " are padded to the kernel's " + std::to_string(row.D) + ", " + std::to_string(row.Dv)};
-    if (folded)
+    if (pass == Pass::forward) f = fold_heads(f);
+    const Problem& p = f.problem;
+    ForwardKernels kernels(p, pass, is_regular(p), device, queue.scratch != nullptr);
+    if (kernels.combine) kernels.rows.push_back(kernels.combine);
+    Explanation e = explanation_of(p, queue, kernels.variant, kernels.rows);
+    if (!kernels.splits.reason.empty()) e.reasons.push_back(kernels.splits.reason);
+    if (p.H != given.H)
       e.reasons.push_back("one query to a sequence: the " + std::to_string(given.group()) +
                           " heads that share a key head are rows of one");
     return e;
   }
 
   void forward(const ForwardProblem& f, const Executor& executor) const override {
-    const ForwardLaunch launch(f, executor);
-    if (launch.runtime.simulated()) launch.runtime.set_buffers(buffers_of(f));
-    launch.run(executor.gpu);
-    if (f.s_dmask) write_s_dmask(f, *launch.rows[1], executor.gpu, launch.runtime);
+    ForwardLaunch(f, executor.gpu).run();
   }
 
   void forward_with_cache(const CacheProblem& c, const Executor& executor) const override {
     const Problem& p = c.forward.problem;
     if (p.storage.appended == 0 && !c.rotary.given) return forward(c.forward, executor);
+    const GpuQueue& queue = executor.gpu;
     ForwardProblem f = c.forward;
-    // Rotated queries need memory, and out has it: a block reads its queries before it writes their rows of out.
-    if (c.rotary.given) f.problem.q = f.out;
-    if (c.rotary.given && p.D > p.Dv)
-      throw NotSupported("flash_attn: the GPU backend rotates q into out, which needs Dv >= D, got D = " +
-                         std::to_string(p.D) + ", Dv = " + std::to_string(p.Dv) +
-                         "; rotate q and k by apply_rotary_emb first, or move the tensors to the CPU");
-    const ForwardLaunch launch(f, executor);
-    AppendArgs args = append_args(c);
-    const KernelRow& row = append_kernel(p, launch.runtime.device(executor.gpu.device).target);
+    if (c.rotary.given) f.problem.q = rotated_queries(c, queue);
+    const ForwardLaunch launch(f, queue);
+    GpuRuntime& runtime = launch.runtime;
+    AppendArgs args = append_args(c, f.problem.q);
+    const KernelRow& row = only_kernel(p, Family::append, runtime.device(queue.device).target);
     const std::uint32_t blocks = blocks_of(args.attention, row, 1);
-    if (launch.runtime.simulated()) launch.runtime.set_buffers(buffers_of(c));
-    if (blocks > 0) launch.runtime.launch(row, executor.gpu, blocks, &args);
-    if (launch.runtime.simulated()) launch.runtime.set_buffers(buffers_of(f));
-    launch.run(executor.gpu);
+    if (runtime.simulated()) runtime.set_buffers(buffers_of(c, f.problem.q));
+    if (blocks > 0) runtime.launch(row, queue, blocks, &args);
+    launch.run();
   }
 
   void backward(const BackwardProblem& b, const Executor& executor) const override {
@@ -174,11 +214,33 @@ class GpuBackend final : public Backend {
   }
 
  private:
-  static void write_s_dmask(const ForwardProblem& f, const KernelRow& row, const GpuQueue& queue, GpuRuntime& runtime) {
-    const Problem& p = f.problem;
-    ForwardDmaskArgs args = dmask_args(f);
-    args.attention.tiles = tiles_of(p.Sq, row);
-    if (p.Sq * p.Sk > 0) runtime.launch(row, queue, blocks_of(args.attention, row, p.H), &args);
+  // Rotated queries need memory, and out has it where Dv >= D: a block reads its queries before it writes their rows.
+  static Operand rotated_queries(const CacheProblem& c, const GpuQueue& queue) {
+    const Problem& p = c.forward.problem;
+    if (p.D <= p.Dv) return c.forward.out;
+    if (!queue.scratch)
+      throw NotSupported("flash_attn: rotating q with D = " + std::to_string(p.D) +
+                         " above Dv = " + std::to_string(p.Dv) +
+                         " needs GPU memory, which GpuQueue::scratch does not lend; set it, or rotate q and k before");
+    return {lend(queue, p.B * p.Sq * p.H * p.D * size_of(p.dtype)), p.Sq * p.H * p.D, p.H * p.D, p.D};
+  }
+
+  static Explanation explanation_of(const Problem& p, const GpuQueue& queue, const VariantChoice& choice,
+                                    const std::vector<const KernelRow*>& rows) {
+    const GpuDevice& device = queue.runtime->device(queue.device);
+    Explanation e;
+    e.backend = "gpu";
+    e.kernel = list_names(rows);
+    e.instruction_set = device.target;
+    for (const KernelRow* each : rows) e.tile += (e.tile.empty() ? "" : "; ") + tile_of(*each);
+    const KernelRow& row = rows[0]->family == Family::backward_delta ? *rows.back() : *rows.front();
+    const bool has_no_other = row.variant != choice.variant;
+    e.reasons = {
+        std::string("GPU ") + std::to_string(queue.device) + " is a " + device.target + " (" + device.runtime + ")",
+        has_no_other ? "general variant: " + device.target + " has no other" : choice.reason,
+        std::string("head dims D = ") + std::to_string(p.D) + ", Dv = " + std::to_string(p.Dv) +
+            " are padded to the kernel's " + std::to_string(row.D) + ", " + std::to_string(row.Dv)};
+    return e;
   }
 };
 

@@ -51,12 +51,33 @@ struct KeyStorageArg {
   std::int32_t appended;
 };
 
-// Grid: tiles * H * B blocks, and with cu_seqlens tiles * H more, which clear the rows outside of all sequences.
+inline constexpr int kMostSplits = 128;
+
+// Results of `count` ranges of the keys that a block's queries see, one after another. Only the cache variant asks.
+struct SplitsArg {
+  std::int32_t count;  // Up to kMostSplits. 1: out and lse are written, and the rest is not read.
+  index_t rows;        // Of a range: what lse has elements.
+  float* out;          // (count,rows,Dv), 16-byte aligned; undefined where lse is -inf
+  float* lse;          // (count,rows), natural log, -inf for a row that sees no key of the range
+};
+
+// Grid: tiles * splits * H * B blocks, and with cu_seqlens tiles * splits * H more, which clear the rows outside of all
+// sequences.
 struct ForwardArgs {
   AttentionArgs attention;
   TensorArg out;  // (B,Sq,H,Dv) or (Tq,H,Dv)
   float* lse;     // (B,H,Sq) or (H,Tq), natural log, +inf for a row that sees no key
   KeyStorageArg keys;
+  SplitsArg splits;
+};
+
+// Grid: waves_per_row waves for each row of lse, as many as Dv has parts of a wave's lanes.
+struct CombineArgs {
+  SplitsArg splits;
+  TensorArg out;  // as ForwardArgs
+  float* lse;
+  std::int32_t heads, rows;  // Of a batch element: lse is (B,heads,rows).
+  std::int32_t Dv, waves_per_row;
 };
 
 // Grid: tiles * B blocks, tiles = new_rows, and Sq more where queries are rotated.

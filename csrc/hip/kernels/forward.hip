@@ -1,5 +1,6 @@
 // The forward families: one kernel per manifest row.
 #include "hip/kernels/append.h"
+#include "hip/kernels/combine.h"
 #include "hip/kernels/forward.h"
 #include "hip/kernels/forward_dmask.h"
 
@@ -8,6 +9,7 @@
 
 #define FA_FAMILY_forward(...) FA_FORWARD(Forward, ForwardArgs, forward, __VA_ARGS__)
 #define FA_FAMILY_append(...) FA_FORWARD(Append, AppendArgs, append, __VA_ARGS__)
+#define FA_FAMILY_combine(...) FA_FORWARD(Combine, CombineArgs, combine, __VA_ARGS__)
 #define FA_FAMILY_forward_dmask(...) FA_FORWARD(ForwardDmask, ForwardDmaskArgs, forward_dmask, __VA_ARGS__)
 
 #include "hip/kernels/instances.h"

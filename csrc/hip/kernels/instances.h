@@ -5,6 +5,7 @@
 #define FA_FAMILY_forward FA_NOTHING
 #define FA_FAMILY_forward_dmask FA_NOTHING
 #define FA_FAMILY_append FA_NOTHING
+#define FA_FAMILY_combine FA_NOTHING
 #endif
 #ifndef FA_FAMILY_backward_delta
 #define FA_FAMILY_backward_delta FA_NOTHING

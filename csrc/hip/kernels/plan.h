@@ -9,7 +9,7 @@ namespace flash_attn::gpu {
 using bf16 = BFloat16;
 using f16 = Half;
 using f32 = float;
-inline constexpr int plain = 0, general = 1, cache = 2;
+inline constexpr int plain = 0, general = 1, cache = 2, decode = 3;
 
 #if !FA_AMD
 inline constexpr Target kTarget = Target::cuda;
@@ -57,7 +57,7 @@ struct Plan {
                                          kDim,       kValueDim, Engine::kTile, kKept,
                                          kWaveCount, kStreamed};
   static constexpr int kD = kDim, kDv = kValueDim, kKeptTiles = kKept, kWaves = kWaveCount, kStreamedRows = kStreamed;
-  static constexpr bool kGeneral = kVariant != plain, kCache = kVariant == cache;
+  static constexpr bool kGeneral = kVariant != plain, kCache = kVariant == cache || kVariant == decode;
   static constexpr int kThreads = kShape.threads(), kBlockRows = kShape.block_rows();
   static_assert(kThreads <= 1024, "a block has at most 1024 threads");
   static_assert(kD % Engine::kFeatureStep == 0 && kDv % Engine::kTile == 0, "whole operands of features");

@@ -71,9 +71,9 @@ class OnlineSoftmax {
   }
   // O times this is the output: 0 for a row that saw no key.
   FA_DEVICE float factor(int kept, int slot) const { return empty(kept, slot) ? 0.0f : reciprocal(l_[kept][slot]); }
-  // Natural log-sum-exp; +inf for a row that saw no key.
-  FA_DEVICE float lse(int kept, int slot) const {
-    return empty(kept, slot) ? kInf : (m_[kept][slot] + log2(l_[kept][slot])) * float(kLn2);
+  // Natural log-sum-exp; `of_none` for a row that saw no key.
+  FA_DEVICE float lse(int kept, int slot, float of_none) const {
+    return empty(kept, slot) ? of_none : (m_[kept][slot] + log2(l_[kept][slot])) * float(kLn2);
   }
 
  private:

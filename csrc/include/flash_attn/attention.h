@@ -137,6 +137,11 @@ struct GpuQueue {
   GpuRuntime* runtime = nullptr;
   int device = 0;
   void* stream = nullptr;  ///< hipStream_t or CUstream; null is the default stream
+  /// Lends GPU memory for what the call's kernels pass on to each other: 16-byte aligned, until they have run. Called
+  /// at most twice by a call, before anything is launched. Null: calls that could use some take their keys in one
+  /// range, and those that must have it throw NotSupported.
+  void* (*scratch)(void* context, std::int64_t bytes) = nullptr;
+  void* scratch_context = nullptr;
 };
 
 /// Host threads, and the queue of a GPU call. `run` calls body(arg, worker) for worker = 0 and for as many of 1 .. n-1

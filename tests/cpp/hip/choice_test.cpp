@@ -139,10 +139,90 @@ TEST(Choice, KeysInACacheHaveAVariantOfTheirOwn) {
     const auto rows = choose_kernels(p, Pass::forward, target, Variant::cache);
     ASSERT_EQ(rows.size(), 2u);
     EXPECT_EQ(std::string(rows[0]->name), "fa_forward_bf16_d128_cache");
-    EXPECT_EQ(rows[1], &append_kernel(p, target));
+    EXPECT_EQ(rows[1], &only_kernel(p, Family::append, target));
     p.D = 300;
-    EXPECT_THROW(append_kernel(p, target), NotSupported);
+    EXPECT_THROW(only_kernel(p, Family::append, target), NotSupported);
   }
+}
+
+// One query to a sequence of 4096 keys: a block for each of two heads.
+Problem decoding() {
+  Problem p = problem(DType::bf16, 128, 128);
+  p.Sq = 1, p.Sk = 4096;
+  return p;
+}
+
+TEST(Splits, FillAGpuThatHasMoreMultiprocessorsThanThereAreBlocks) {
+  const auto count = [](const Problem& p, int multiprocessors, Pass pass = Pass::forward) {
+    return choose_splits(p, pass, {"gfx942", "", multiprocessors}, true).count;
+  };
+  Problem p = decoding();
+  EXPECT_EQ(count(p, 4), 8) << "four blocks of the decode variant to a multiprocessor";
+  p.B = 2;
+  EXPECT_EQ(count(p, 4), 4);
+  EXPECT_EQ(count(p, 1), 1);
+  p = decoding();
+  EXPECT_EQ(count(p, 304), 32) << "a range of fewer keys than kKeysWorthARange is not worth combining";
+  EXPECT_EQ(count(p, 304, Pass::forward_and_s_dmask), 1);
+  p.Sk = 1 << 20;
+  EXPECT_EQ(count(p, 304), 128);
+  p = decoding(), p.Sq = 4096;
+  EXPECT_EQ(count(p, 304), 1) << "there is a faster variant while many blocks are there";
+  const std::int32_t any = 0;
+  p.storage.used = &any;
+  EXPECT_GT(count(p, 304), 1);
+  p.window_left = 1000, p.window_right = 0;
+  EXPECT_EQ(count(p, 304), 9) << "a block has no use for more keys";
+  p.B = 0;
+  EXPECT_EQ(count(p, 304), 1);
+}
+
+TEST(Splits, AreWhatNumSplitsAsksFor) {
+  Problem p = decoding();
+  const auto choose = [&](bool has_scratch) {
+    return choose_splits(p, Pass::forward, {"gfx1201", "", 64}, has_scratch);
+  };
+  p.num_splits = 1;
+  EXPECT_EQ(choose(true).count, 1);
+  p.num_splits = 7;
+  EXPECT_EQ(choose(true).count, 7);
+  EXPECT_EQ(choose(true).reason, "keys in 7 ranges: num_splits");
+  p.Sk = 40;
+  EXPECT_LT(choose(true).count, 7) << "a range has a step of keys";
+  p.Sk = 0;
+  EXPECT_EQ(choose(true).count, 1);
+}
+
+TEST(Splits, NeedMemoryThatTheCallerLends) {
+  Problem p = decoding();
+  const GpuDevice device{"gfx942", "", 304};
+  EXPECT_EQ(choose_splits(p, Pass::forward, device, false).count, 1);
+  EXPECT_NE(choose_splits(p, Pass::forward, device, false).reason.find("no scratch memory"), std::string::npos);
+  p.num_splits = 2;
+  EXPECT_THROW(choose_splits(p, Pass::forward, device, false), NotSupported);
+  p.num_splits = 1;
+  EXPECT_EQ(choose_splits(p, Pass::forward, device, false).reason, "");
+}
+
+TEST(Splits, AreTakenByVariantsForCaches) {
+  const auto choose = [](const Problem& p, int multiprocessors) {
+    const SplitChoice splits = choose_splits(p, Pass::forward, {"gfx942", "", multiprocessors}, true);
+    return choose_variant(p, true, splits);
+  };
+  EXPECT_EQ(choose(decoding(), 8).variant, Variant::decode);
+  EXPECT_EQ(choose(decoding(), 8).reason, "decode variant: keys in ranges");
+  EXPECT_EQ(choose(decoding(), 304).variant, Variant::cache) << "too few blocks of a wave";
+  Problem p = decoding();
+  p.num_splits = 1;
+  EXPECT_EQ(choose(p, 1).variant, Variant::plain) << "neither a cache nor ranges";
+  const std::int32_t any = 0;
+  p.storage.pages = &any;
+  EXPECT_EQ(choose(p, 1).variant, Variant::decode);
+  EXPECT_EQ(choose(p, 1).reason, "decode variant: keys in pages");
+  p.Sq = 17;
+  EXPECT_EQ(choose(p, 1).variant, Variant::cache) << "more queries than a block has rows";
+  p.Sq = 1, p.dtype = DType::f32;
+  EXPECT_EQ(choose(p, 1).variant, Variant::cache) << "there is no such kernel";
 }
 
 TEST(PageSize, DividesEverySlot) {
