@@ -84,7 +84,8 @@ ForwardProblem fold_heads(ForwardProblem f) {
 void* lend(const GpuQueue& queue, index_t bytes) {
   if (bytes == 0) return nullptr;
   if (void* memory = queue.scratch(queue.scratch_context, bytes)) return memory;
-  throw Error("flash_attn: GpuQueue::scratch lent no memory where " + std::to_string(bytes) + " bytes were asked for");
+  throw Error("flash_attn: GpuQueue::scratch lent no memory where " + std::to_string(bytes) +
+              " bytes were asked for; it must lend them, or pass num_splits = 1");
 }
 
 // The kernels of a forward pass, and why these. Of a folded problem (fold_heads).
