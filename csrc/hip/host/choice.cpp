@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "flash_attn/gpu.h"
+#include "hip/kernels/args.h"
 #include "hip/runtime/code_objects.h"
 
 namespace flash_attn::gpu {
@@ -22,7 +23,7 @@ std::string all_targets() {
 #undef FA_LISTED
 }
 
-constexpr index_t kMostSplits = 128, kKeysWorthARange = 128;
+constexpr index_t kKeysWorthARange = 128;
 
 // Blocks that a multiprocessor runs at once, by their LDS and registers; more would wait for each other. AMD: its four
 // SIMDs, and the 64 KB of LDS that all targets have at least. NVIDIA, where kernels take all of 255 registers: 8 waves.

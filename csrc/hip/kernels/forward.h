@@ -48,8 +48,8 @@ class Forward {
         queries_(queries),
         keys_(keys),
         block_row_(block_row),
-        split_(split),
         first_(block_row + wave_index() * kWaveRows),
+        split_(split),
         rule_(score_rule(a_, b, h, queries.count, keys.count)),
         regular_(!kGeneral || a_.regular),
         k_(lds),
@@ -176,8 +176,8 @@ class Forward {
   const AttentionArgs& a_;
   int b_, h_;
   Span queries_, keys_;
-  int block_row_, split_;
-  int first_;  // of the wave
+  int block_row_, first_;  // of the block, of the wave
+  int split_;
   ScoreRule<float> rule_;
   bool regular_;
   KTile k_;
