@@ -108,7 +108,10 @@ void add_attention(const std::string& problem, const Options& options, ArgumentL
   grid = {std::uint32_t(a.tiles * (by_query ? p.H : p.Hk) * p.B), 1, 1};
   block = {std::uint32_t(row.threads()), 1, 1};
   if (forward) {
-    const gpu::ForwardArgs args{a, fill.tensor("out", p.Sq, p.H, p.Dv), fill.statistic("lse"), {}};
+    gpu::ForwardArgs args{};
+    args.attention = a;
+    args.out = fill.tensor("out", p.Sq, p.H, p.Dv), args.lse = fill.statistic("lse");
+    args.splits.count = 1;
     return arguments.add_bytes(std::as_bytes(std::span(&args, 1)));
   }
   gpu::BackwardArgs args{};
