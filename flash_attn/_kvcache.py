@@ -162,8 +162,7 @@ def flash_attn_with_kvcache(
     k, v: (B,Snew,Hk,D) and (B,Snew,Hk,Dv) or neither: written to slots cache_seqlens[b] .. cache_seqlens[b] + Snew - 1.
     rotary_cos, rotary_sin: (positions,R/2), dtype of q, with k; at least as many positions as slots, R <= D even. The
         first R features of k rotate by the key's slot before it is stored, those of a copy of q by cache_seqlens[b] + i
-        for row i, or by cache_seqlens[b] for all rows without causal and window. The native kernels of GPUs rotate
-        where Dv >= D and raise NotImplementedError elsewhere.
+        for row i, or by cache_seqlens[b] for all rows without causal and window.
     cache_seqlens: int, or int32 (B): keys in the cache before appending. None: all slots.
     cache_batch_idx: int32 (B): the row of the cache that belongs to b; not with block_table. Of equal slots of several
         b that are appended to, the last b's keys stay on the CPU; on a GPU it is open whose do, for k and v apart.
